@@ -1,0 +1,26 @@
+"""The errors that a user can cause or must act on; each carries the exit status of the process.
+
+Every message has the form "place: rule; got value. Cure."
+"""
+
+
+class OpenKTOError(Exception):
+    """Something that the user can act on; printed as one sentence, a traceback only with --debug."""
+
+    exit_code = 1
+
+
+class ConfigError(OpenKTOError):
+    """The command line, the configuration file or a model folder named there is wrong."""
+
+    exit_code = 2
+
+
+class DataError(OpenKTOError):
+    """A data file, or a row in it, is wrong."""
+
+    exit_code = 3
+
+
+class TrainingError(OpenKTOError):
+    """The run cannot go on: a loss that is not finite, the smallest loss scale."""

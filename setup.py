@@ -1,0 +1,39 @@
+"""Packaging: ranges of what OpenKTO runs with; requirements.txt pins what CI runs."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "openkto/__init__.py").read_text(encoding="utf-8")).group(1)
+
+setup(
+    name="openkto",
+    version=VERSION,
+    description="Kahneman-Tversky Optimization (KTO) from thumbs-up / thumbs-down rows, on DeepSpeed",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["openkto", "openkto.*"]),
+    install_requires=[
+        "torch>=2.11",
+        "deepspeed>=0.19.8,<0.20",
+        "transformers>=5.17,<6",
+        "datasets>=4.0",
+        "accelerate>=1.10",
+        "jsonargparse>=4.40",
+        "PyYAML>=6",
+        "numpy>=1.26",
+        "pyarrow>=17",
+        "tensorboard>=2.15",
+        "tqdm>=4.66",
+    ],
+    extras_require={
+        "wandb": ["wandb>=0.19"],
+        "gpu": ["flash-attn>=2.7"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "wandb>=0.19", "ruff", "mypy"],
+    },
+    entry_points={"console_scripts": ["openkto=openkto.__main__:main"]},
+)
