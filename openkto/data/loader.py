@@ -1,0 +1,194 @@
+"""From tokenised rows to the micro-batches that one rank runs in one step.
+
+Shapes:  B = rows in a micro-batch, T = its longest row, N = rows in the global batch.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from openkto.data.batch import batch_bounds, epoch_order, pair_mismatched, plan_micro_batches
+from openkto.errors import ConfigError
+
+MicroBatch = dict[str, Tensor]
+
+
+class TokenRows(Protocol):
+    """What the loader asks of a data set; `UnpairedPreferenceDataset` is one."""
+
+    rows: NDArray[np.int64]
+    labels: NDArray[np.bool_]
+    prompt_keys: NDArray[np.int64]
+    prompt_lengths: NDArray[np.int32]
+    completion_lengths: NDArray[np.int32]
+    pad_token_id: int
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int) -> dict: ...
+
+    def cut(
+        self, prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]
+    ) -> tuple[list[int], list[int], list[bool]]: ...
+
+    def cut_lengths(self, prompt_lengths: NDArray, completion_lengths: NDArray) -> NDArray: ...
+
+
+class RankBatch(NamedTuple):
+    """One rank's share of a global batch, and what all ranks know of the whole.
+
+    A micro-batch is right-padded and holds `input_ids`, `attention_mask`, `loss_mask` (True on the scored completion
+    tokens), each [B, T], `label` [B] (True: desirable) and `row` [B] (source row numbers, -1 in a dummy). Mismatched ones
+    carry the names with `kl_` before them. A dummy micro-batch, which keeps ranks in step, scores no token.
+    """
+
+    matched: list[MicroBatch]
+    mismatched: list[MicroBatch]
+    rows: NDArray[np.int64]  # [N] source row numbers in batch order
+    kl_rows: NDArray[np.int64]  # [N] whose completion each was paired with; empty without mismatched pairs
+    same_prompt: int  # pairs of the whole batch that share their prompt
+    same_completion: int  # pairs on this rank whose completion equals the row's own
+
+
+def collate(
+    sequences: list[tuple[list[int], list[int], list[bool]]], labels: list[bool], rows: list[int], pad_token_id: int
+) -> MicroBatch:
+    """Pad (prompt_ids, completion_ids, completion_mask) triples into one micro-batch; none at all gives a dummy row."""
+    if not sequences:
+        # Two tokens, none of them scored: enough for every layer to run, and for nothing to count.
+        sequences, labels, rows = [([pad_token_id], [pad_token_id], [False])], [False], [-1]
+    longest = max(len(prompt) + len(completion) for prompt, completion, _ in sequences)
+    input_ids_BT = np.full((len(sequences), longest), pad_token_id, dtype=np.int64)
+    attention_mask_BT = np.zeros((len(sequences), longest), dtype=np.int64)
+    loss_mask_BT = np.zeros((len(sequences), longest), dtype=np.bool_)
+    for b, (prompt, completion, mask) in enumerate(sequences):
+        start, end = len(prompt), len(prompt) + len(completion)
+        input_ids_BT[b, :start] = prompt
+        input_ids_BT[b, start:end] = completion
+        attention_mask_BT[b, :end] = 1
+        loss_mask_BT[b, start:end] = mask
+    return {
+        "input_ids": torch.from_numpy(input_ids_BT),
+        "attention_mask": torch.from_numpy(attention_mask_BT),
+        "loss_mask": torch.from_numpy(loss_mask_BT),
+        "label": torch.tensor(labels, dtype=torch.bool),
+        "row": torch.tensor(rows, dtype=torch.int64),
+    }
+
+
+class KTODataLoader:
+    """Yields this rank's share of each global batch of an epoch.
+
+    The order of rows follows from (seed, epoch), the pairing and the plan from the batch: the same on every rank and,
+    but for the shares, for every number of ranks.
+
+    Args:
+        dataset: the tokenised rows.
+        train_batch_size: rows in a global batch; None takes the whole set in file order as one batch (evaluation).
+        micro_train_batch_size: rows in a micro-batch at most.
+        max_tokens_per_micro_batch: padded tokens in a micro-batch at most.
+        needs_mismatched: whether to build the mismatched pairs; a loss without z_ref does without.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenRows,
+        train_batch_size: int | None,
+        micro_train_batch_size: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 42,
+        max_tokens_per_micro_batch: int | None = None,
+        needs_mismatched: bool = True,
+    ) -> None:
+        if needs_mismatched and len(dataset) == 1:
+            raise ConfigError(
+                "the data: z_ref is estimated from pairs of different rows; got a set of one row. "
+                "Add rows, or pass --loss_type apo_zero_unpaired."
+            )
+        self.dataset = dataset
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+        self.shuffle = train_batch_size is not None
+        self.max_rows = micro_train_batch_size
+        self.max_tokens = max_tokens_per_micro_batch
+        self.needs_mismatched = needs_mismatched
+        self.bounds = batch_bounds(len(dataset), train_batch_size or max(len(dataset), 1))
+        self.epoch = 0
+        self.first_batch = 0
+
+    def __len__(self) -> int:
+        """Return the number of steps in an epoch."""
+        return len(self.bounds) - 1
+
+    @property
+    def num_rows(self) -> int:
+        """The rows in an epoch."""
+        return len(self.dataset)
+
+    def start_at(self, consumed_samples: int) -> int:
+        """Go to where that many rows have been consumed; return the number of steps they made.
+
+        Raises:
+            ConfigError: the count does not fall between two steps.
+        """
+        self.epoch, within = divmod(consumed_samples, self.num_rows)
+        self.first_batch = int(np.searchsorted(self.bounds, within))
+        if self.bounds[self.first_batch] != within:
+            raise ConfigError(
+                f"consumed_samples: must be the number of rows after a whole step; got {consumed_samples}. "
+                f"The nearest below is {self.epoch * self.num_rows + self.bounds[self.first_batch - 1]}."
+            )
+        return self.epoch * len(self) + self.first_batch
+
+    def __iter__(self) -> Iterator[RankBatch]:
+        """Yield the rest of the current epoch's batches, then stand at the start of the next epoch."""
+        order = np.arange(self.num_rows)
+        if self.shuffle:
+            order = epoch_order(self.num_rows, self.seed, self.epoch)
+        for b in range(self.first_batch, len(self)):
+            yield self._batch(order[self.bounds[b] : self.bounds[b + 1]])
+        self.epoch, self.first_batch = self.epoch + 1, 0
+
+    def _batch(self, index_N: NDArray[np.int64]) -> RankBatch:
+        data = self.dataset
+        rows_N = data.rows[index_N]
+        matched = [self._matched(index_N[share]) for share in self._shares(index_N, index_N)]
+        if not self.needs_mismatched:
+            return RankBatch(matched, [], rows_N, np.empty(0, dtype=np.int64), 0, 0)
+        keys_N = data.prompt_keys[index_N]
+        partner_N = pair_mismatched(keys_N)
+        same_prompt = int(np.sum(keys_N == keys_N[partner_N]))
+        mismatched, same_completion = [], 0
+        for share in self._shares(index_N, index_N[partner_N]):
+            micro_batch, same = self._mismatched(index_N[share], index_N[partner_N][share])
+            mismatched.append(micro_batch)
+            same_completion += same
+        return RankBatch(matched, mismatched, rows_N, rows_N[partner_N], same_prompt, same_completion)
+
+    def _shares(self, prompt_index_N: NDArray[np.int64], completion_index_N: NDArray[np.int64]) -> list[NDArray]:
+        """Return this rank's micro-batches, as positions in the batch."""
+        data = self.dataset
+        lengths_N = data.cut_lengths(data.prompt_lengths[prompt_index_N], data.completion_lengths[completion_index_N])
+        plan = plan_micro_batches(lengths_N, self.world_size, self.max_rows, self.max_tokens)
+        return [shares[self.rank] for shares in plan]
+
+    def _matched(self, index: NDArray[np.int64]) -> MicroBatch:
+        data = self.dataset
+        rows = [data[int(i)] for i in index]
+        sequences = [data.cut(r["prompt_ids"], r["completion_ids"], r["completion_mask"]) for r in rows]
+        return collate(sequences, [r["label"] for r in rows], [r["row"] for r in rows], data.pad_token_id)
+
+    def _mismatched(self, index: NDArray[np.int64], partner: NDArray[np.int64]) -> tuple[MicroBatch, int]:
+        data = self.dataset
+        pairs = [(data[int(i)], data[int(j)]) for i, j in zip(index, partner, strict=True)]
+        sequences = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
+        same = sum(x["completion_ids"] == y["completion_ids"] for x, y in pairs)
+        batch = collate(sequences, [x["label"] for x, _ in pairs], [x["row"] for x, _ in pairs], data.pad_token_id)
+        return {f"kl_{name}": tensor for name, tensor in batch.items()}, same
