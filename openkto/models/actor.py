@@ -1,0 +1,152 @@
+"""The policy and the reference: a causal language model that answers with the log-probabilities of completions.
+
+Shapes:  B = rows in the micro-batch, T = its longest row, K = scored tokens, H = hidden size.
+Units:   nats.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from openkto.errors import ConfigError
+from openkto.models.loading import disable_randomness, load_model
+from openkto.models.log_probs import LogitMap, token_entropies, token_log_probs
+
+
+class ActorOutput(NamedTuple):
+    """What a forward returns; the last two only where they were asked for, else zeros."""
+
+    log_prob_B: Tensor  # [B] float64, summed over the scored tokens
+    entropy_B: Tensor  # [B] float64, likewise, without gradient
+    balancing_loss: Tensor  # scalar: the experts' load-balancing loss of this micro-batch
+
+
+class Actor(nn.Module):
+    """Wraps a causal language model so that its forward gives log pi(y|x) of each row.
+
+    Only the positions that predict scored tokens go through the head. There is no dropout.
+
+    Args:
+        pretrain_or_model: a folder, a Hub name, or a loaded model.
+        dtype: of the parameters, when loading.
+        attn_implementation: `auto` or a name that transformers knows, when loading.
+        trust_remote_code: run the model's own Python, when loading.
+        gradient_checkpointing: recompute the layers' activations in the backward pass.
+        use_reentrant: torch's older kind of checkpointing.
+
+    Raises:
+        ConfigError: the model is of a kind that cannot be trained here.
+    """
+
+    def __init__(
+        self,
+        pretrain_or_model: str | PreTrainedModel,
+        *,
+        dtype: torch.dtype = torch.float32,
+        attn_implementation: str = "auto",
+        trust_remote_code: bool = False,
+        gradient_checkpointing: bool = False,
+        use_reentrant: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(pretrain_or_model, str):
+            pretrain_or_model = load_model(
+                pretrain_or_model,
+                dtype=dtype,
+                attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code,
+            )
+        self.model = pretrain_or_model
+        config = self.model.config
+        if self.model.get_output_embeddings() is None or self.model.base_model is self.model:
+            raise ConfigError(
+                f"--pretrain: the model must have a body and a linear head; got {type(self.model).__name__}. "
+                "Name a causal language model."
+            )
+        known = config.to_dict()
+        self.logit_map = LogitMap(
+            scale=known.get("logit_scale", 1.0) / known.get("logits_scaling", 1.0),
+            softcap=known.get("final_logit_softcapping"),
+        )
+        self.num_experts: int = known.get("num_experts") or known.get("num_local_experts") or 0
+        self.experts_per_token: int = known.get("num_experts_per_tok") or 0
+        disable_randomness(self.model)
+        if gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            if use_reentrant:
+                # Reentrant checkpointing passes gradients on only where an input asks for one.
+                self.model.enable_input_require_grads()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        loss_mask: Tensor,
+        *,
+        with_entropy: bool = False,
+        with_balancing_loss: bool = False,
+    ) -> ActorOutput:
+        """Return the summed log-probabilities of the scored tokens.
+
+        Args:
+            input_ids: [B, T], padded on the right.
+            attention_mask: [B, T], 1 on tokens, 0 on padding.
+            loss_mask: [B, T], True on scored tokens; never on a row's first token.
+            with_entropy: also sum the entropies of the distributions that predict them.
+            with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation 4).
+        """
+        # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention has
+        # faster kernels.
+        outputs = self.model.base_model(
+            input_ids=input_ids,
+            use_cache=False,
+            return_dict=True,
+            **({"output_router_logits": True} if with_balancing_loss else {}),
+        )
+        hidden_BTH = outputs.last_hidden_state
+        predicts_BT = torch.zeros_like(loss_mask)
+        predicts_BT[:, :-1] = loss_mask[:, 1:]
+        head = self.model.get_output_embeddings()
+        weight, bias = head.weight, head.bias
+        hidden_KH = hidden_BTH[predicts_BT]
+        log_prob_K = token_log_probs(hidden_KH, weight, bias, input_ids[loss_mask], self.logit_map)
+        entropy_B = hidden_BTH.new_zeros(len(input_ids), dtype=torch.float64)
+        if with_entropy:
+            entropy_B = _row_sums(token_entropies(hidden_KH.detach(), weight, bias, self.logit_map), loss_mask)
+        balancing_loss = hidden_BTH.new_zeros((), dtype=torch.float32)
+        if with_balancing_loss:
+            balancing_loss = load_balancing_loss_func(
+                outputs.router_logits, self.num_experts, self.experts_per_token, attention_mask
+            )
+        return ActorOutput(_row_sums(log_prob_K, loss_mask), entropy_B, balancing_loss)
+
+    @torch.no_grad()
+    def check_head(self, tolerance: float) -> None:
+        """Compare a short forward with the model's own logits, since an unknown model may change them in its own way.
+
+        Raises:
+            ConfigError: they differ by more than `tolerance` nats a token.
+        """
+        device = self.model.device
+        vocabulary = self.model.config.get_text_config().vocab_size
+        ids_BT = (torch.arange(16, device=device) * 7919 % vocabulary).view(2, 8)
+        scored_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+        scored_BT[:, 0] = False
+        ours_B = self(ids_BT, torch.ones_like(ids_BT), scored_BT).log_prob_B
+        logits_BTV = self.model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float()
+        theirs_B = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).double().sum((1, 2))
+        worst = float((ours_B - theirs_B).abs().max()) / 7
+        if not worst <= tolerance:
+            raise ConfigError(
+                f"--pretrain: the log-probabilities must follow from the model's own logits; {type(self.model).__name__} "
+                f"is off by {worst:.3g} nats a token. Its head does something that OpenKTO does not know; please report it."
+            )
+
+
+def _row_sums(value_K: Tensor, mask_BT: Tensor) -> Tensor:
+    """Sum the values that belong to a mask's True places over each row: [B], float64, in a fixed order."""
+    value_BT = torch.zeros(mask_BT.shape, dtype=torch.float64, device=value_K.device)
+    return value_BT.masked_scatter(mask_BT, value_K.double()).sum(dim=1)

@@ -1,0 +1,49 @@
+"""The trained model as a Hugging Face folder: what was loaded, with new weights."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from openkto.errors import OpenKTOError
+
+
+def export_model(
+    model: PreTrainedModel, weights: dict[str, Tensor], tokenizer: Any, folder: str | Path, dtype: torch.dtype
+) -> None:
+    """Write config, generation config, safetensors, tokenizer and chat template into `folder`.
+
+    Everything is written beside its place and moved there when complete, so a full disk leaves what was there before.
+
+    Raises:
+        OpenKTOError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
+            _write(model, weights, tokenizer, Path(scratch), dtype)
+            for old in folder.glob("model*.safetensors*"):
+                old.unlink()
+            for file in sorted(Path(scratch).iterdir()):
+                shutil.move(str(file), folder / file.name)
+    except OSError as error:
+        raise OpenKTOError(f"{folder}: cannot save the model; {error}. Free some space or name another --save_path.") from error
+
+
+def _write(model: PreTrainedModel, weights: dict[str, Tensor], tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
+    trained_dtype, generation = model.config.dtype, model.generation_config
+    # A generation config with contradicting settings trains and generates, but transformers refuses to save it.
+    model.generation_config = GenerationConfig()
+    model.config.dtype = dtype
+    try:
+        model.save_pretrained(folder, state_dict=weights)
+        if generation is not None:
+            (folder / "generation_config.json").write_text(generation.to_json_string(use_diff=True), encoding="utf-8")
+        tokenizer.save_pretrained(folder)
+    finally:
+        model.generation_config, model.config.dtype = generation, trained_dtype

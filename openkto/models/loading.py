@@ -1,0 +1,140 @@
+"""Loading a causal language model and its tokenizer from a folder or the Hub, and saying plainly what is wrong with them.
+
+Sharded loading under ZeRO-3 needs nothing here: it is on while `DeepspeedStrategy.model_loading()` is open.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers.utils import is_flash_attn_2_available
+
+from openkto.errors import ConfigError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, ImportError, AssertionError)
+
+
+def load_model(
+    pretrain: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    attn_implementation: str = "auto",
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Return the causal language model of a folder or Hub name.
+
+    Args:
+        dtype: of the parameters.
+        attn_implementation: `auto` takes flash-attention 2 where it is installed and can serve, else transformers' choice.
+
+    Raises:
+        ConfigError: there is no such model, it is of another kind, or its weights do not fit its configuration.
+    """
+    config = load_config(pretrain, trust_remote_code)
+    attention = attn_implementation
+    if attention == "auto":
+        half = dtype in (torch.bfloat16, torch.float16)
+        attention = "flash_attention_2" if half and is_flash_attn_2_available() and torch.cuda.is_available() else ""
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            pretrain,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **({"attn_implementation": attention} if attention else {}),
+        )
+    except LOADING_ERRORS as error:
+        raise ConfigError(_cannot_load(pretrain, error)) from error
+    except Exception as error:  # safetensors raises its own class for a broken file
+        if type(error).__module__.split(".")[0] not in ("safetensors", "safetensors_rust", "huggingface_hub"):
+            raise
+        raise ConfigError(_cannot_load(pretrain, error)) from error
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
+        raise ConfigError(
+            f"--pretrain {pretrain}: the weights must hold every parameter of the configuration; got none for "
+            f"{missing[0]} and {len(missing) - 1} more. Save the model again, or name its own folder."
+        )
+    return model
+
+
+def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedConfig:
+    """Return the configuration, refusing models that are no text-only decoders.
+
+    Raises:
+        ConfigError: the folder is missing or broken, or the model has an encoder or sees images or sound.
+    """
+    _check_folder(pretrain)
+    try:
+        config = AutoConfig.from_pretrained(pretrain, trust_remote_code=trust_remote_code)
+    except LOADING_ERRORS as error:
+        raise ConfigError(_cannot_load(pretrain, error)) from error
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"--pretrain {pretrain}: the model must be a decoder alone; got {config.model_type}, which has an encoder. "
+            "Name a causal language model."
+        )
+    others = [name for name in ("vision_config", "audio_config") if name in config.to_dict()]
+    if others:
+        raise ConfigError(
+            f"--pretrain {pretrain}: the model must be for text alone; got {config.model_type} with a "
+            f"{others[0].split('_')[0]} part. Name its text model."
+        )
+    return config
+
+
+def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: bool = False):  # type: ignore[no-untyped-def]
+    """Return the model's tokenizer.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    _check_folder(pretrain)
+    try:
+        return AutoTokenizer.from_pretrained(pretrain, use_fast=use_fast, trust_remote_code=trust_remote_code)
+    except Exception as error:  # the tokenizers library raises plain Exception for a broken file
+        raise ConfigError(
+            f"--pretrain {pretrain}: cannot load the tokenizer: {_first_line(error)} "
+            "Check that the folder holds the model's tokenizer files."
+        ) from error
+
+
+def _check_folder(pretrain: str) -> None:
+    path = Path(pretrain)
+    looks_local = path.is_absolute() or pretrain.startswith((".", "~")) or pretrain.count("/") > 1
+    if looks_local and not path.exists():
+        raise ConfigError(f"--pretrain {pretrain}: no such folder. Check the path.")
+    if path.is_file():
+        raise ConfigError(f"--pretrain {pretrain}: must be a model's folder; got a file. Name the folder that holds it.")
+    if path.is_dir() and not (path / "config.json").exists():
+        cure = "Name the base model; adapters cannot be trained on yet." if (path / "adapter_config.json").exists() else ""
+        raise ConfigError(
+            f"--pretrain {pretrain}: a model's folder holds a config.json; got none. "
+            f"{cure or 'Name the folder that the model was saved to.'}"
+        )
+
+
+def _cannot_load(pretrain: str, error: Exception) -> str:
+    return f"--pretrain {pretrain}: cannot load the model: {_first_line(error)} Check the name, the files and the versions."
+
+
+def _first_line(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def disable_randomness(model: nn.Module) -> None:
+    """Set every dropout, layer drop and router jitter of the model to 0, so that two forwards agree in any mode.
+
+    KTO compares a policy with a reference; noise in either is noise in the reward. The configuration is left as it is, for
+    the export.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(module, name, 0.0)

@@ -1,0 +1,134 @@
+"""Log-probabilities of given tokens from hidden states, without ever holding the logits of all of them.
+
+The head runs on chunks of tokens; the backward pass runs each chunk's head again instead of keeping it. So the memory is
+that of one chunk, forward and backward.
+
+Shapes:  K = scored tokens in the micro-batch, C = tokens in a chunk, H = hidden size, V = vocabulary.
+Units:   nats.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# float32 logits held at a time (C x V); small on a CPU, whose caches are, and large enough to fill a GPU.
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+
+
+@dataclass(frozen=True)
+class LogitMap:
+    """What a model does to its head's output: a factor (Cohere, Granite), then a soft cap (Gemma)."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, logits_CV: Tensor) -> Tensor:
+        if self.scale != 1.0:
+            logits_CV = logits_CV * self.scale
+        if self.softcap is not None:
+            logits_CV = self.softcap * torch.tanh(logits_CV / self.softcap)
+        return logits_CV
+
+
+def _chunk_logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, logit_map: LogitMap) -> Tensor:
+    """Return the model's logits for a chunk, [C, V], float32."""
+    return logit_map(F.linear(hidden_CH, weight_VH, bias_V).float())
+
+
+def _chosen_log_probs(logits_CV: Tensor, token_C: Tensor) -> Tensor:
+    """Return log softmax(logits)[token], [C]."""
+    return logits_CV.gather(-1, token_C.unsqueeze(-1)).squeeze(-1) - logits_CV.logsumexp(-1)
+
+
+class _LinearLogProbs(torch.autograd.Function):
+    """log softmax(head(hidden))[token], chunk by chunk; the head's gradient is summed over chunks in float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_KH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        token_K: Tensor,
+        logit_map: LogitMap,
+        chunk: int,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden_KH, weight_VH, bias_V, token_K)
+        ctx.logit_map, ctx.chunk = logit_map, chunk
+        device = hidden_KH.device.type
+        ctx.autocast = {
+            "device_type": device,
+            "enabled": torch.is_autocast_enabled(device),
+            "dtype": torch.get_autocast_dtype(device),
+        }
+        log_prob_K = torch.empty(len(token_K), dtype=torch.float32, device=hidden_KH.device)
+        for s in _slices(len(token_K), chunk):
+            log_prob_K[s] = _chosen_log_probs(_chunk_logits(hidden_KH[s], weight_VH, bias_V, logit_map), token_K[s])
+        return log_prob_K
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_KH, weight_VH, bias_V, token_K = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden_KH = torch.zeros_like(hidden_KH) if needs_hidden else None
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
+        weight = weight_VH.detach().requires_grad_(needs_weight)
+        bias = None if bias_V is None else bias_V.detach().requires_grad_(needs_bias)
+        for s in _slices(len(token_K), ctx.chunk):
+            with torch.enable_grad(), torch.autocast(**ctx.autocast):
+                hidden = hidden_KH[s].detach().requires_grad_(needs_hidden)
+                log_prob_C = _chosen_log_probs(_chunk_logits(hidden, weight, bias, ctx.logit_map), token_K[s])
+            wanted = [t for t, needed in ((hidden, needs_hidden), (weight, needs_weight), (bias, needs_bias)) if needed]
+            grads = iter(torch.autograd.grad(log_prob_C, wanted, grad_outputs[0][s]))
+            if grad_hidden_KH is not None:
+                grad_hidden_KH[s] = next(grads)
+            if grad_weight_VH is not None:
+                grad_weight_VH += next(grads)
+            if grad_bias_V is not None:
+                grad_bias_V += next(grads)
+        return (
+            grad_hidden_KH,
+            None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
+            None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _slices(length: int, chunk: int) -> list[slice]:
+    return [slice(start, start + chunk) for start in range(0, length, chunk)]
+
+
+def chunk_tokens(weight_VH: Tensor) -> int:
+    """Return how many tokens' logits are held at a time."""
+    return max(1, CHUNK_ELEMENTS.get(weight_VH.device.type, CHUNK_ELEMENTS["cuda"]) // len(weight_VH))
+
+
+def token_log_probs(
+    hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, token_K: Tensor, logit_map: LogitMap
+) -> Tensor:
+    """Return log p(token_k | what came before), [K], float32, in nats, differentiable.
+
+    Args:
+        hidden_KH: [K, H], the last hidden state of the position before each token.
+        weight_VH: [V, H], the head.
+        bias_V: [V] or None.
+        token_K: [K], the tokens.
+        logit_map: what the model does to its logits.
+    """
+    return _LinearLogProbs.apply(hidden_KH, weight_VH, bias_V, token_K, logit_map, chunk_tokens(weight_VH))
+
+
+@torch.no_grad()
+def token_entropies(hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, logit_map: LogitMap) -> Tensor:
+    """Return the entropy of the next-token distribution at each position, [K], float32, in nats, without gradient."""
+    entropy_K = torch.empty(len(hidden_KH), dtype=torch.float32, device=hidden_KH.device)
+    for s in _slices(len(hidden_KH), chunk_tokens(weight_VH)):
+        log_p_CV = F.log_softmax(_chunk_logits(hidden_KH[s], weight_VH, bias_V, logit_map), dim=-1)
+        entropy_K[s] = -(log_p_CV.exp() * log_p_CV).sum(-1)
+    return entropy_K
