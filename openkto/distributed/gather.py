@@ -1,0 +1,54 @@
+"""Whole weights out of an engine, at every ZeRO stage, on rank 0's CPU."""
+
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import safe_get_full_fp32_param
+from torch import Tensor, nn
+
+from openkto.distributed.launch import is_first_rank
+
+
+def gather_weights(engine: Any, module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the state dict of `module`, a part of the engine's model, in `dtype` on rank 0; {} elsewhere.
+
+    All ranks must call it: under ZeRO-3 each parameter is gathered in turn, so no rank holds more than one whole
+    parameter but rank 0 on its CPU. float32 comes from the optimizer's masters where training ran in a half.
+    Tied parameters share a tensor in the result as they do in the model.
+    """
+    weights: dict[str, Tensor] = {}
+    seen: dict[int, Tensor] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) not in seen:
+            seen[id(parameter)] = _whole(engine, parameter, dtype)
+        weights[name] = seen[id(parameter)]
+    passing = _non_persistent(module)
+    weights.update({name: buffer.detach().cpu() for name, buffer in module.named_buffers() if name not in passing})
+    return weights if is_first_rank() else {}
+
+
+def _whole(engine: Any, parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float32 and parameter.dtype != torch.float32 and parameter.requires_grad:
+        master = safe_get_full_fp32_param(parameter)
+        if master is not None:
+            return _to_cpu(master, dtype)
+    if not hasattr(parameter, "ds_id"):
+        return _to_cpu(parameter, dtype)
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return _to_cpu(parameter, dtype)
+
+
+def _to_cpu(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not is_first_rank():
+        return torch.empty(0)
+    kept = dtype if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to("cpu", kept, copy=True)
+
+
+def _non_persistent(module: nn.Module) -> set[str]:
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }

@@ -1,0 +1,250 @@
+"""DeepspeedStrategy: the one door to DeepSpeed and to collectives.
+
+Shapes:  L = rows on this rank, N = rows on all ranks.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import deepspeed
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from openkto.distributed.ds_config import Precision, deepspeed_config, frozen_config, merge_user_config
+from openkto.distributed.launch import start_process
+from openkto.errors import TrainingError
+
+
+class StepResult(NamedTuple):
+    """What an optimizer step did."""
+
+    grad_norm: float  # over all ranks and parameters, before clipping; not finite where the step was skipped
+    applied: bool  # False where float16 overflowed
+
+
+class DeepspeedStrategy:
+    """Holds a run's DeepSpeed settings; prepares models for them and runs backward, step and reductions.
+
+    Args:
+        zero_stage: 0 to 3.
+        param_dtype: fp32, bf16 or fp16. bf16 at stage 0 means float32 parameters under autocast.
+        micro_train_batch_size: told to DeepSpeed, used for nothing.
+        max_norm: gradients are clipped to this norm; 0 is off.
+        grad_accum_dtype: of accumulation and reduction under bf16.
+        adam_offload: keep the optimizer's state in CPU memory.
+        ref_offload: keep the reference in CPU memory between its forwards.
+        overlap_comm: reduce gradients while the backward pass goes on.
+        ds_config: a DeepSpeed JSON file laid over the computed configuration.
+        seed: of Python, numpy and torch.
+        full_determinism: only deterministic kernels; slower.
+    """
+
+    def __init__(
+        self,
+        *,
+        zero_stage: int = 2,
+        param_dtype: Precision | None = None,
+        micro_train_batch_size: int = 1,
+        max_norm: float = 1.0,
+        grad_accum_dtype: Literal["fp32", "bf16"] = "fp32",
+        adam_offload: bool = False,
+        ref_offload: bool = False,
+        overlap_comm: bool = False,
+        ds_config: str | None = None,
+        seed: int = 42,
+        full_determinism: bool = False,
+    ) -> None:
+        self.zero_stage = zero_stage
+        self.precision: Precision = param_dtype or ("bf16" if torch.cuda.is_available() else "fp32")
+        self.max_norm = max_norm
+        self.micro_batch_size = micro_train_batch_size
+        self.adam_offload = adam_offload
+        self.ref_offload = ref_offload
+        self.seed = seed
+        self.full_determinism = full_determinism
+        self.config = deepspeed_config(
+            zero_stage=zero_stage,
+            precision=self.precision,
+            micro_batch_size=micro_train_batch_size,
+            max_norm=max_norm,
+            grad_accum_dtype=grad_accum_dtype,
+            adam_offload=adam_offload,
+            overlap_comm=overlap_comm,
+        )
+        if ds_config is not None:
+            self.config = merge_user_config(self.config, ds_config)
+        self.device = torch.device("cpu")
+        self.rank = 0
+        self.local_rank = 0
+        self.world_size = 1
+
+    # ---- set-up -----------------------------------------------------------------------------------------------------
+
+    def setup_distributed(self) -> None:
+        """Join the process group, choose the device and seed every generator."""
+        self.device = start_process()
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.local_rank = int(os.environ["LOCAL_RANK"])
+        from transformers import enable_full_determinism, set_seed
+
+        if self.full_determinism:
+            enable_full_determinism(self.seed)
+        else:
+            set_seed(self.seed)
+
+    @property
+    def load_dtype(self) -> torch.dtype:
+        """The dtype to load parameters in; DeepSpeed makes float32 masters of the halves."""
+        if self.zero_stage == 0 and self.precision == "bf16":
+            return torch.float32
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
+
+    @contextlib.contextmanager
+    def model_loading(self) -> Iterator[None]:
+        """Models loaded inside are born sharded under ZeRO-3, so that no rank ever holds a whole one."""
+        if self.zero_stage < 3:
+            yield
+            return
+        alive = HfDeepSpeedConfig(self.config)
+        try:
+            yield
+        finally:
+            del alive
+            unset_hf_deepspeed_config()
+
+    def create_optimizer(
+        self, model: nn.Module, *, lr: float, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.0
+    ) -> AdamW:
+        """Return AdamW over the model's trainable parameters; norms and biases (one dimension) do not decay."""
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in trainable if _dimensions(p) > 1], "weight_decay": weight_decay},
+            {"params": [p for p in trainable if _dimensions(p) <= 1], "weight_decay": 0.0},
+        ]
+        return AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=self.device.type == "cuda" and not self.adam_offload)
+
+    def prepare(
+        self, training: tuple[nn.Module, Optimizer, LRScheduler], ref_model: nn.Module | None = None
+    ) -> tuple[tuple[Any, Optimizer, LRScheduler], Any]:
+        """Return ((engine, optimizer, scheduler), reference), ready for this strategy's device and ZeRO stage.
+
+        The scheduler stays ours: it advances with applied updates alone.
+        """
+        model, optimizer, scheduler = training
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=self.config, dist_init_required=False
+        )
+        return (engine, optimizer, scheduler), None if ref_model is None else self.prepare_frozen(ref_model)
+
+    def prepare_frozen(self, model: nn.Module) -> Any:
+        """Return a model for forwards alone, without gradient or dropout; sharded where the strategy shards parameters."""
+        model.requires_grad_(False)
+        model.eval()
+        if self.zero_stage < 3:
+            return model if self.ref_offload else model.to(self.device)
+        config = frozen_config(
+            zero_stage=3, precision=self.precision, micro_batch_size=self.micro_batch_size, offload=self.ref_offload
+        )
+        engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
+        return engine
+
+    @contextlib.contextmanager
+    def reference_forward(self, ref_model: nn.Module) -> Iterator[None]:
+        """Reference forwards run inside: without gradient, in the policy's precision, on its device."""
+        moves = self.ref_offload and self.zero_stage < 3
+        if moves:
+            ref_model.to(self.device)
+        autocast = self.zero_stage == 0 and self.precision == "bf16"
+        with torch.no_grad(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
+            yield
+        if moves:
+            ref_model.to("cpu")
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def set_learning_rates(self, engine: Any, rates: list[float]) -> None:
+        """Set each parameter group's learning rate for the next update."""
+        for group, rate in zip(engine.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def backward(self, engine: Any, loss: Tensor, *, is_last: bool) -> None:
+        """Add a micro-batch's gradient.
+
+        The forward must have gone through `engine(...)` right before: ZeRO-3 drops micro-batches otherwise.
+
+        Args:
+            loss: scalar: this micro-batch's part of the global loss, so that the parts of all ranks and micro-batches add up to
+                it. DeepSpeed averages over ranks, hence the factor.
+            is_last: whether it is the step's last micro-batch on this rank.
+        """
+        engine.set_gradient_accumulation_boundary(is_last)
+        engine.backward(loss * self.world_size, scale_wrt_gas=False)
+
+    def step(self, engine: Any) -> StepResult:
+        """Clip, update and clear the gradients.
+
+        Raises:
+            TrainingError: a gradient is not finite (outside fp16), or fp16's loss scale is at its smallest.
+        """
+        own_norm = None
+        if self.zero_stage == 0 and self.precision != "fp16":
+            # DeepSpeed has no norm here and would apply a NaN; the gradients are already reduced.
+            own_norm = float(nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None]))
+            if not math.isfinite(own_norm):
+                raise TrainingError(f"the gradient is not finite (norm {own_norm}); the update was not made.")
+        at_smallest = self.precision == "fp16" and engine.optimizer.cur_scale <= 1.0
+        engine.step()
+        norm = own_norm if own_norm is not None else engine.get_global_grad_norm()
+        grad_norm = float(norm) if norm is not None else math.nan
+        applied = bool(engine.was_step_applied())
+        if self.precision == "fp16":
+            if not applied and at_smallest:
+                raise TrainingError("fp16 overflows at the smallest loss scale. Use --param_dtype bf16 or fp32.")
+        elif not applied or not math.isfinite(grad_norm):
+            raise TrainingError(f"the gradient is not finite (norm {grad_norm}); the update was not made.")
+        return StepResult(grad_norm, applied)
+
+    # ---- collectives: every rank calls them, on fixed shapes --------------------------------------------------------
+
+    def all_reduce(self, values: list[float] | Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
+        """Return the element-wise sum or maximum over ranks, float64."""
+        tensor = torch.as_tensor(values, dtype=torch.float64, device=self.device).clone()
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
+        return tensor
+
+    def gather_rows(self, values_LC: Tensor) -> np.ndarray:
+        """Return every rank's rows one below the other, [N, C] float64; ranks may hold different numbers, or none."""
+        count = torch.tensor([len(values_LC)], dtype=torch.int64, device=self.device)
+        counts = [torch.empty_like(count) for _ in range(self.world_size)]
+        dist.all_gather(counts, count)
+        lengths = [int(c) for c in counts]
+        padded = torch.zeros(max(lengths), values_LC.shape[1], dtype=torch.float64, device=self.device)
+        padded[: len(values_LC)] = values_LC
+        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded)
+        return torch.cat([p[:n] for p, n in zip(parts, lengths, strict=True)]).cpu().numpy()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's (small, picklable) value, in rank order."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier()
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    """Return a parameter's number of dimensions, also where ZeRO-3 has taken its data away."""
+    return len(parameter.ds_shape) if hasattr(parameter, "ds_shape") else parameter.dim()
