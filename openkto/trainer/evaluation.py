@@ -1,0 +1,42 @@
+"""Evaluation: a whole set as one batch, so that its numbers depend on neither batch size nor ranks."""
+
+from typing import Any
+
+import torch
+
+from openkto.data.loader import KTODataLoader
+from openkto.models.loss import KTOLoss
+from openkto.trainer.forwards import (
+    Strategy,
+    batch_rows,
+    forward,
+    forward_without_gradient,
+    is_real,
+    stop_unless_finite,
+)
+from openkto.trainer.metrics import MetricWindow
+
+
+@torch.no_grad()
+def evaluate_set(
+    model: Any, ref_model: Any, strategy: Strategy, loss: KTOLoss, name: str, loader: KTODataLoader
+) -> dict[str, float]:
+    """Return a set's metrics, the same on every rank.
+
+    Raises:
+        TrainingError: a log-probability is not finite.
+    """
+    window = MetricWindow(loss)
+    model.eval()
+    for batch in loader:
+        before = forward_without_gradient(model, ref_model, strategy, loss, batch)
+        parts = []
+        for micro_batch, ref_log_prob_B in zip(batch.matched, before.ref_log_prob, strict=True):
+            log_prob_B = forward(model, micro_batch, strategy.device).cpu()
+            columns = (micro_batch["row"], log_prob_B, ref_log_prob_B.cpu(), micro_batch["label"])
+            parts.append(torch.stack([c.double() for c in columns], dim=1)[is_real(micro_batch)])
+        rows_NC = strategy.gather_rows(torch.cat(parts).to(strategy.device))
+        rows = batch_rows(rows_NC, before)
+        stop_unless_finite(f"evaluation set {name}", rows_NC[:, 0], rows.log_ratio_N)
+        window.add(rows)
+    return window.values()

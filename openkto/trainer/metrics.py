@@ -1,0 +1,87 @@
+"""What a step or an evaluation reports: sums and counts over whole batches, divided once.
+
+Shapes:  N = rows of the whole global batch (all ranks, all micro-batches).
+Units:   log-ratios in nats; rewards are beta times log-ratio.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from openkto.models.loss import KTOLoss, margins
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass
+class BatchRows:
+    """One batch's rows with the reference point that they were measured against."""
+
+    log_prob_N: Floats
+    log_ratio_N: Floats
+    is_desirable_N: Bools
+    z_ref: float
+    mismatched_mean: float | None  # None where the loss needs no z_ref
+
+
+@dataclass
+class MetricWindow:
+    """Pools the batches between two log lines."""
+
+    loss: KTOLoss
+    batches: list[BatchRows] = field(default_factory=list)
+
+    def add(self, batch: BatchRows) -> None:
+        """Take one batch in."""
+        self.batches.append(batch)
+
+    def values(self) -> dict[str, float]:
+        """Return the window's metrics by their public names; a class without rows has none."""
+        label_N = np.concatenate([b.is_desirable_N for b in self.batches])
+        reward_N = self.loss.beta * np.concatenate([b.log_ratio_N for b in self.batches])
+        log_prob_N = np.concatenate([b.log_prob_N for b in self.batches])
+        loss_N = np.concatenate([self._losses(b) for b in self.batches])
+        correct_N = np.concatenate([self._margins(b) > 0 for b in self.batches])
+        values = {"loss": float(loss_N.mean())}
+        if self.loss.needs_z_ref:
+            rows = np.array([len(b.log_ratio_N) for b in self.batches])
+            values["kl"] = float(np.average([b.z_ref for b in self.batches], weights=rows))
+            unclamped = [b.mismatched_mean for b in self.batches]
+            values["kl_unclamped"] = float(np.average(np.array(unclamped, dtype=np.float64), weights=rows))
+        for name, of_class_N in (("chosen", label_N), ("rejected", ~label_N)):
+            if of_class_N.any():
+                values[f"rewards/{name}"] = float(reward_N[of_class_N].mean())
+                values[f"logps/{name}"] = float(log_prob_N[of_class_N].mean())
+        if label_N.any() and not label_N.all():
+            values["rewards/margins"] = values["rewards/chosen"] - values["rewards/rejected"]
+            values["rewards/auc"] = area_under_curve(reward_N, label_N)
+        values["rewards/accuracy"] = float(correct_N.mean())
+        return values
+
+    def _losses(self, batch: BatchRows) -> Floats:
+        return self.loss(*_tensors(batch)).numpy()
+
+    def _margins(self, batch: BatchRows) -> Floats:
+        return margins(*_tensors(batch)).numpy()
+
+
+def _tensors(batch: BatchRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.from_numpy(batch.log_ratio_N),
+        torch.from_numpy(batch.is_desirable_N),
+        torch.tensor(batch.z_ref, dtype=torch.float64),
+    )
+
+
+def area_under_curve(reward_N: Floats, is_desirable_N: Bools) -> float:
+    """Return the probability that a desirable row has the larger reward; a tie counts half.
+
+    Both classes must be there.
+    """
+    chosen, rejected = reward_N[is_desirable_N], np.sort(reward_N[~is_desirable_N])
+    below = np.searchsorted(rejected, chosen, side="left")
+    not_above = np.searchsorted(rejected, chosen, side="right")
+    return float((below + not_above).sum() / (2 * len(chosen) * len(rejected)))

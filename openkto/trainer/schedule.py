@@ -1,0 +1,47 @@
+"""The learning rate of each step, as a pure function of the number of updates made."""
+
+import math
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
+
+from openkto.errors import ConfigError
+
+
+def create_scheduler(
+    optimizer: Optimizer, name: str, *, total_steps: int, warmup_ratio: float = 0.0, min_lr_ratio: float = 0.1
+) -> LambdaLR:
+    """Return transformers' schedule of that name; the floor serves the schedules that have one.
+
+    The trainer reads step t's rate, counted from 1, at t: warm-up gives t / warmup_steps, the last step the final value.
+
+    Raises:
+        ConfigError: the schedule is no function of the step.
+    """
+    warmup_steps = math.ceil(total_steps * warmup_ratio)
+    floor: dict[str, dict[str, Any]] = {
+        "cosine_with_min_lr": {"min_lr_rate": min_lr_ratio},
+        "cosine_warmup_with_min_lr": {"min_lr_rate": min_lr_ratio},
+        "polynomial": {"lr_end": min_lr_ratio * optimizer.defaults["lr"]},
+        "warmup_stable_decay": {
+            "num_decay_steps": max(1, (total_steps - warmup_steps) // 10),
+            "min_lr_ratio": min_lr_ratio,
+        },
+    }
+    scheduler = get_scheduler(
+        name,
+        optimizer,
+        num_warmup_steps=warmup_steps,
+        num_training_steps=total_steps,
+        scheduler_specific_kwargs=floor.get(name),
+    )
+    if not isinstance(scheduler, LambdaLR):
+        raise ConfigError(f"--lr_scheduler: must be a function of the step; got {name}. Choose another schedule.")
+    return scheduler
+
+
+def learning_rates(scheduler: LambdaLR, update: int) -> list[float]:
+    """Return each parameter group's learning rate in that update, counted from 1."""
+    return [base * factor(update) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]

@@ -1,0 +1,83 @@
+"""How fast a run goes and how much of the hardware it uses."""
+
+import resource
+import sys
+from dataclasses import dataclass, field
+
+import torch
+
+# Dense bfloat16 FLOP/s of one device, from the makers' data sheets; other devices report no mfu.
+PEAK_FLOPS = {
+    "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "H800": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12,
+    "L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12, "V100": 125e12,
+}  # fmt: skip
+FORWARD_FLOPS_PER_PARAMETER = 2
+TRAINING_FORWARDS = 3  # a forward and its backward, which costs two
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """One step's size over all ranks."""
+
+    rows: int
+    matched_tokens: int
+    mismatched_tokens: int
+    slots: int  # tokens with padding, matched and mismatched
+    same_prompt: int
+    same_completion: int
+
+
+@dataclass
+class Throughput:
+    """Adds up steps and their time, evaluation and saving left out."""
+
+    num_parameters: int
+    world_size: int
+    device: torch.device
+    seconds: float = 0.0
+    steps: list[StepCounts] = field(default_factory=list)
+
+    def add(self, counts: StepCounts, seconds: float) -> None:
+        """Take one step in."""
+        self.steps.append(counts)
+        self.seconds += seconds
+
+    def values(self) -> dict[str, float]:
+        """Return the rates since the last reset; tokens are those of the matched rows."""
+        matched = sum(s.matched_tokens for s in self.steps)
+        mismatched = sum(s.mismatched_tokens for s in self.steps)
+        slots = sum(s.slots for s in self.steps)
+        values = {
+            "samples_per_second": sum(s.rows for s in self.steps) / self.seconds,
+            "tokens_per_second": matched / self.seconds,
+            "padding_fraction": 1 - (matched + mismatched) / slots,
+            "step_time_s": self.seconds / len(self.steps),
+        }
+        peak = device_peak_flops(self.device)
+        if peak is not None:
+            # Useful work: training on the matched rows, one policy forward of the mismatched, one of the reference on both.
+            forwards = TRAINING_FORWARDS * matched + mismatched + (matched + mismatched)
+            flops = FORWARD_FLOPS_PER_PARAMETER * self.num_parameters * forwards
+            values["mfu"] = flops / self.seconds / (peak * self.world_size)
+        return values
+
+    def reset(self) -> None:
+        """Start the next window."""
+        self.steps.clear()
+        self.seconds = 0.0
+
+
+def device_peak_flops(device: torch.device) -> float | None:
+    """Return the device's peak in FLOP/s, or None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Return this process's highest memory so far in GiB: of the GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
