@@ -1,0 +1,36 @@
+"""`openkto <command>`, `python -m openkto <command>` and `deepspeed --module openkto <command>`."""
+
+import sys
+
+from openkto.commands import evaluate, train
+from openkto.commands.run import run_and_exit
+from openkto.errors import ConfigError
+
+COMMANDS = {"train": train.main, "evaluate": evaluate.main}
+
+
+def dispatch(argv: list[str]) -> None:
+    """Run the command that the first word names.
+
+    The deepspeed launcher puts its own --local_rank before it.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    launcher = [word for word in argv[:1] if word.startswith("--local_rank")]
+    words = argv[len(launcher) :]
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: openkto {{{','.join(COMMANDS)}}} [flags]; openkto <command> --help lists the flags")
+        return
+    if words[0] not in COMMANDS:
+        raise ConfigError(f"openkto: the command must be one of {', '.join(COMMANDS)}; got {words[0]}. Name one of them.")
+    COMMANDS[words[0]](launcher + words[1:])
+
+
+def main() -> None:
+    """Entry point of the installed `openkto`."""
+    run_and_exit(dispatch, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

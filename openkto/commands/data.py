@@ -1,0 +1,79 @@
+"""The data of a command: sets from the configuration, made once a node, with what there is to say about them."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from openkto.config import DataConfig, LossConfig, RunConfig, eval_sets
+from openkto.data.balance import describe_balance, resolve_weights
+from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.errors import OpenKTOError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def training_set(config: RunConfig, tokenizer: Any) -> UnpairedPreferenceDataset:
+    """Return the rows to train on."""
+    return _read(config.data.dataset, config.data.dataset_split, config, tokenizer, config.data.dataset_probs)
+
+
+def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPreferenceDataset]:
+    """Return the sets to evaluate on, by name."""
+    return {
+        name: _read([path], config.data.eval_split, config, tokenizer, None)
+        for name, path in eval_sets(config.data).items()
+    }
+
+
+def _read(
+    sources: list[str], split: str, config: RunConfig, tokenizer: Any, probs: list[float] | None
+) -> UnpairedPreferenceDataset:
+    data: DataConfig = config.data
+    return UnpairedPreferenceDataset(
+        sources,
+        tokenizer,
+        data.max_len,
+        dataset_probs=probs,
+        split=split,
+        max_samples=data.max_samples,
+        input_key=data.input_key,
+        output_key=data.output_key,
+        label_key=data.label_key,
+        input_template=data.input_template,
+        apply_chat_template=data.apply_chat_template,
+        truncation=data.truncation,  # type: ignore[arg-type]  # checked by the parser
+        on_bad_rows=data.on_bad_rows,  # type: ignore[arg-type]
+        cache_dir=data.data_cache_dir,
+        seed=config.train.seed,
+    )
+
+
+def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:
+    """Let the first rank of each node make what is cached, then the others find it.
+
+    Raises:
+        OpenKTOError: on every rank, where making failed on any.
+    """
+    made: T | None = None
+    failure: OpenKTOError | None = None
+    if strategy.local_rank == 0:
+        try:
+            made = make()
+        except OpenKTOError as error:
+            failure = error
+    failures = [f for f in strategy.gather_objects(failure) if f is not None]
+    if failures:
+        raise failures[0]
+    return make() if made is None else made
+
+
+def weights_of_classes(loss: LossConfig, dataset: UnpairedPreferenceDataset) -> tuple[float, float]:
+    """Return the desirable and undesirable weight with `auto` resolved, and say the balance of the classes."""
+    counts = dataset.report.desirable, dataset.report.undesirable
+    weights = resolve_weights(loss.desirable_loss_weight, loss.undesirable_loss_weight, *counts)  # type: ignore[arg-type]
+    line, warning = describe_balance(*weights, *counts)
+    log.info("classes: %s", line)
+    if warning is not None:
+        log.warning("warning: %s", warning)
+    return weights

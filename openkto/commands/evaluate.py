@@ -1,0 +1,86 @@
+"""`openkto evaluate`, `cli/evaluate_kto.py`: a model against a reference on labelled rows, as a table and JSON."""
+
+import json
+import logging
+from pathlib import Path
+
+from openkto.errors import ConfigError
+from openkto.flags import parse
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> None:
+    """Evaluate as the command line says.
+
+    Raises:
+        OpenKTOError: something that the user can act on.
+    """
+    config, options = parse(argv, "evaluate")
+    from openkto.commands.data import evaluation_sets, made_once_a_node, weights_of_classes
+    from openkto.commands.train import HEAD_TOLERANCE, load_actor, make_strategy, model_names
+    from openkto.data.loader import KTODataLoader
+    from openkto.models.loading import load_tokenizer
+    from openkto.models.loss import KTOLoss
+    from openkto.trainer.evaluation import evaluate_set
+
+    pretrain, reference = model_names(config)
+    tokenizer = load_tokenizer(
+        pretrain,
+        use_fast=not config.model.disable_fast_tokenizer,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    strategy = make_strategy(config)
+    strategy.setup_distributed()
+    sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
+    with strategy.model_loading():
+        actor, ref_actor = (load_actor(config, name, strategy.load_dtype, trains=False) for name in (pretrain, reference))
+    model, ref_model = strategy.prepare_frozen(actor), strategy.prepare_frozen(ref_actor)
+    actor.check_head(HEAD_TOLERANCE[strategy.precision])
+    results = {}
+    for name, rows in sets.items():
+        weights = weights_of_classes(config.loss, rows)
+        loss = KTOLoss(config.loss.beta, *weights, config.loss.loss_type)  # type: ignore[arg-type]
+        loader = KTODataLoader(
+            rows,
+            None,
+            config.train.micro_train_batch_size,
+            rank=strategy.rank,
+            world_size=strategy.world_size,
+            max_tokens_per_micro_batch=config.train.max_tokens_per_micro_batch,
+            needs_mismatched=loss.needs_z_ref,
+        )
+        results[name] = {"rows": len(rows), **evaluate_set(model, ref_model, strategy, loss, name, loader)}
+    if strategy.rank == 0:
+        print(table(results))
+        write_json(results, Path(options.output or Path(config.output.save_path) / "evaluation.json"))
+    strategy.barrier()
+
+
+def table(results: dict[str, dict[str, float]]) -> str:
+    """Return the results as text, a metric a line and a set a column."""
+    metrics = list(dict.fromkeys(metric for values in results.values() for metric in values))
+    width = max(len(metric) for metric in metrics)
+    columns = {name: max(len(name), 10) for name in results}
+    lines = [" ".join([" " * width, *(name.rjust(columns[name]) for name in results)])]
+    for metric in metrics:
+        cells = [
+            (f"{values[metric]:.6g}" if metric in values else "-").rjust(columns[name])
+            for name, values in results.items()
+        ]
+        lines.append(" ".join([metric.ljust(width), *cells]))
+    return "\n".join(lines)
+
+
+def write_json(results: dict[str, dict[str, float]], path: Path) -> None:
+    """Write the results by set.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written ({error.strerror}). Name another file.") from error
+    log.info("the numbers are in %s", path)

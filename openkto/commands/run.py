@@ -1,0 +1,71 @@
+"""Runs a command: one sentence and an exit status for what goes wrong, and a clean end of the process.
+
+Exit status: 0 done; 2 the command line, the configuration or a model folder is wrong; 3 the data is wrong; 1 anything else.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from openkto.errors import OpenKTOError
+
+
+def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
+    """Run the command and return its exit status."""
+    _set_up_logging()
+    debug = "--debug" in argv
+    try:
+        main(argv)
+        return 0
+    except OpenKTOError as error:
+        if debug:
+            traceback.print_exc()
+        elif os.environ.get("LOCAL_RANK", "0") == "0":
+            # What every rank of a node finds is said once a node.
+            print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"error: rank {os.environ.get('RANK', '0')}: {_unexpected(error)}", file=sys.stderr)
+        return 1
+
+
+def _unexpected(error: Exception) -> str:
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    if type(error).__name__ == "OutOfMemoryError":
+        return (
+            f"the GPU's memory is full ({first_line}). Lower --micro_train_batch_size or --max_len, pass "
+            "--gradient_checkpointing, or raise --zero_stage."
+        )
+    return f"{type(error).__name__}: {first_line} Pass --debug to see where; please report it if it is not yours to mend."
+
+
+def run_and_exit(main: Callable[[list[str]], None], argv: list[str]) -> None:
+    """Run the command and end the process with its status."""
+    status = run(main, argv)
+    if "torch" not in sys.modules:
+        sys.exit(status)
+    from openkto.distributed.launch import end_process
+
+    if status == 0:
+        end_process()
+    # A process with gloo's threads sometimes aborts in the interpreter's own way out, after all its work.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _set_up_logging() -> None:
+    """Let rank 0 speak at INFO on stderr, the others only in warnings."""
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("openkto").setLevel(level)
+    for noisy in ("DeepSpeed", "transformers", "datasets"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)

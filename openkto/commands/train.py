@@ -1,0 +1,195 @@
+"""`openkto train`, `cli/train_kto.py`: from labelled rows and a model to a trained model.
+
+Read `main` from the top: it is the whole way from the command line to the saved model.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from openkto.config import DEFAULT_LEARNING_RATE, RunConfig, openrlhf_differences, to_flat, to_yaml, with_resolved
+from openkto.errors import ConfigError
+from openkto.flags import RunOptions, parse
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> None:
+    """Train as the command line says.
+
+    Raises:
+        OpenKTOError: something that the user can act on.
+    """
+    config, options = parse(argv, "train")
+    say_what_differs(options)
+    # Only now what takes seconds to import, so that a wrong flag is answered at once.
+    from openkto.commands.data import evaluation_sets, made_once_a_node, training_set, weights_of_classes
+    from openkto.models.loading import DTYPES, load_config, load_tokenizer
+
+    pretrain, reference = model_names(config)
+    load_config(pretrain, config.model.trust_remote_code)
+    tokenizer = load_tokenizer(
+        pretrain,
+        use_fast=not config.model.disable_fast_tokenizer,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    if options.check or options.preview:
+        train_set = training_set(config, tokenizer)
+        eval_set_rows = {name: len(rows) for name, rows in evaluation_sets(config, tokenizer).items()}
+        weights_of_classes(config.loss, train_set)
+        if options.preview:
+            print(train_set.preview(options.preview))
+        log.info("evaluation rows: %s", eval_set_rows or "none")
+        log.info("the configuration and the data are in order")
+        return
+
+    from openkto.data.loader import KTODataLoader
+    from openkto.distributed.gather import gather_weights
+    from openkto.models.export import export_model
+    from openkto.trainer import FitArgs, KTOTrainer
+    from openkto.trainer.schedule import create_scheduler
+
+    strategy = make_strategy(config)
+    strategy.setup_distributed()
+    train_set = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
+    eval_sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
+    weights = weights_of_classes(config.loss, train_set)
+    config = with_resolved(
+        config,
+        param_dtype=strategy.precision,
+        learning_rate=config.optim.learning_rate or DEFAULT_LEARNING_RATE,
+        desirable_loss_weight=weights[0],
+        undesirable_loss_weight=weights[1],
+    )
+    write_run_file(config, strategy.rank)
+
+    with strategy.model_loading():
+        actor = load_actor(config, pretrain, strategy.load_dtype, trains=True)
+        ref_actor = load_actor(config, reference, strategy.load_dtype, trains=False)
+    train, loss, optim = config.train, config.loss, config.optim
+    needs_mismatched = loss.loss_type == "kto"
+    place = {
+        "rank": strategy.rank,
+        "world_size": strategy.world_size,
+        "max_tokens_per_micro_batch": train.max_tokens_per_micro_batch,
+        "needs_mismatched": needs_mismatched,
+    }
+    loader = KTODataLoader(
+        train_set, train.train_batch_size, train.micro_train_batch_size, seed=train.seed, **place
+    )
+    eval_loaders = {
+        name: KTODataLoader(rows, None, train.micro_train_batch_size, **place) for name, rows in eval_sets.items()
+    }
+    optimizer = strategy.create_optimizer(
+        actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2
+    )
+    scheduler = create_scheduler(
+        optimizer,
+        optim.lr_scheduler,
+        total_steps=train.max_steps or train.max_epochs * len(loader),
+        warmup_ratio=optim.lr_warmup_ratio,
+        min_lr_ratio=optim.min_lr_ratio,
+    )
+    (engine, optimizer, scheduler), ref_model = strategy.prepare((actor, optimizer, scheduler), ref_actor)
+    actor.check_head(HEAD_TOLERANCE[strategy.precision])
+    trainer = KTOTrainer(
+        model=engine,
+        ref_model=ref_model,
+        tokenizer=tokenizer,
+        strategy=strategy,
+        optim=optimizer,
+        train_dataloader=loader,
+        eval_dataloader=eval_loaders,
+        scheduler=scheduler,
+        max_norm=optim.max_norm,
+        beta=loss.beta,
+        desirable_weight=weights[0],
+        undesirable_weight=weights[1],
+        loss_type=loss.loss_type,
+        aux_loss_coef=loss.aux_loss_coef,
+        max_epochs=train.max_epochs,
+    )
+    flat = to_flat(config)
+    trainer.fit(FitArgs(**{name: flat[name] for name in FitArgs.__dataclass_fields__}))
+
+    dtype = DTYPES[config.model.export_dtype or strategy.precision]
+    trained = gather_weights(engine, actor.model, dtype)
+    if strategy.rank == 0:
+        export_model(actor.model, trained, tokenizer, config.output.save_path, dtype)
+        log.info("the model is in %s", config.output.save_path)
+    strategy.barrier()
+
+
+# Nats a token by which a model's own logits may differ from ours: kernels' round-off, far below a wrong head.
+HEAD_TOLERANCE = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.03}
+
+
+def say_what_differs(options: RunOptions) -> None:
+    """Log the defaults that differ from OpenRLHF's and were not given, and the configuration's warnings."""
+    for line in openrlhf_differences(options.given):
+        log.info("default of %s", line)
+    for line in options.warnings:
+        log.warning("warning: %s", line)
+
+
+def model_names(config: RunConfig) -> tuple[str, str]:
+    """Return where the policy and the reference are to be loaded from, fetched from ModelScope first if asked."""
+    names = config.model.pretrain, config.model.ref_pretrain or config.model.pretrain
+    if not config.model.use_ms:
+        return names
+    from modelscope import snapshot_download
+
+    policy, reference = (name if Path(name).is_dir() else snapshot_download(name) for name in names)
+    return policy, reference
+
+
+def make_strategy(config: RunConfig) -> Any:
+    """Return the strategy that the configuration asks for."""
+    from openkto.distributed.strategy import DeepspeedStrategy
+
+    settings = config.deepspeed
+    return DeepspeedStrategy(
+        zero_stage=settings.zero_stage,
+        param_dtype=config.model.param_dtype,  # type: ignore[arg-type]  # checked by the parser
+        micro_train_batch_size=config.train.micro_train_batch_size,
+        max_norm=config.optim.max_norm,
+        grad_accum_dtype=settings.grad_accum_dtype or "fp32",  # type: ignore[arg-type]
+        adam_offload=settings.adam_offload,
+        ref_offload=settings.ref_offload,
+        overlap_comm=settings.overlap_comm,
+        ds_config=settings.ds_config,
+        seed=config.train.seed,
+        full_determinism=config.train.full_determinism,
+    )
+
+
+def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) -> Any:
+    """Return an `Actor` over the model of that name."""
+    from openkto.models import Actor
+
+    return Actor(
+        pretrain,
+        dtype=dtype,
+        attn_implementation=config.model.attn_implementation,
+        trust_remote_code=config.model.trust_remote_code,
+        gradient_checkpointing=trains and config.model.gradient_checkpointing,
+        use_reentrant=trains and config.model.gradient_checkpointing_use_reentrant,
+    )
+
+
+def write_run_file(config: RunConfig, rank: int) -> None:
+    """Write run.yaml, which starts the same run again.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    if rank != 0:
+        return
+    folder = Path(config.output.save_path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.yaml").write_text(to_yaml(config), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--save_path: must be a folder that can be written; got {folder} ({error.strerror}). Name another."
+        ) from error

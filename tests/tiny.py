@@ -1,0 +1,167 @@
+"""A tiny model, token rows without a tokenizer, and KTO written plainly from its definition, in float64."""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from openkto.data.truncation import cut
+from openkto.distributed.strategy import DeepspeedStrategy
+from openkto.data.loader import KTODataLoader
+from openkto.models import Actor
+from openkto.trainer import FitArgs, KTOTrainer
+from openkto.trainer.schedule import create_scheduler
+
+VOCABULARY = 61
+
+
+def tiny_llama(seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
+    """Return a random float32 Llama of two layers, hidden 32."""
+    torch.manual_seed(seed)
+    settings = dict(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(settings | changes)))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@dataclass
+class TokenRowList:
+    """Rows of random tokens behind the interface that the loader asks for."""
+
+    items: list[dict]
+    prompt_keys: np.ndarray
+    max_len: int = 64
+    truncation: str = "completion"
+    pad_token_id: int = 0
+    bos_token_id: int | None = None
+    rows: np.ndarray = field(init=False)
+    labels: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = np.array([item["row"] for item in self.items], dtype=np.int64)
+        self.labels = np.array([item["label"] for item in self.items])
+        self.prompt_lengths = np.array([len(item["prompt_ids"]) for item in self.items], dtype=np.int32)
+        self.completion_lengths = np.array([len(item["completion_ids"]) for item in self.items], dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> dict:
+        return self.items[i]
+
+    def cut(self, prompt_ids, completion_ids, completion_mask):
+        return cut(
+            prompt_ids, completion_ids, completion_mask,
+            max_len=self.max_len, truncation=self.truncation, bos_token_id=self.bos_token_id,
+        )  # fmt: skip
+
+    def cut_lengths(self, prompt_lengths, completion_lengths):
+        return np.minimum(prompt_lengths + completion_lengths, self.max_len)
+
+
+def token_rows(labels: list[bool], seed: int = 0, longest: int = 12) -> TokenRowList:
+    """Return rows of distinct random prompts and completions with these labels."""
+    random = np.random.default_rng(seed)
+    items = []
+    for row, label in enumerate(labels):
+        prompt = random.integers(3, VOCABULARY, random.integers(1, longest)).tolist()
+        completion = random.integers(3, VOCABULARY, random.integers(1, longest)).tolist()
+        mask = [True] * len(completion)
+        items.append(
+            {"row": row, "prompt_ids": prompt, "completion_ids": completion, "completion_mask": mask, "label": label}
+        )
+    return TokenRowList(items, np.arange(len(items), dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class OracleStep:
+    """One step's values in float64."""
+
+    loss: float
+    z_ref: float
+    grad_norm: float
+    log_ratios: list[float]
+
+
+class Oracle:
+    """KTO on the global batch as its definition says: one row at a time, float64, plain AdamW."""
+
+    def __init__(self, model, *, beta: float, weights=(1.0, 1.0), lr: float, max_norm: float = 1.0, reference=None):
+        self.policy = copy.deepcopy(model).double()
+        self.reference = copy.deepcopy(reference if reference is not None else model).double()
+        self.beta, self.weights, self.max_norm = beta, weights, max_norm
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def step(self, items: list[dict], partners: list[dict], lr: float | None = None) -> OracleStep:
+        """Train on rows whose prompts are paired with the partners' completions."""
+        with torch.no_grad():
+            pairs = list(zip(items, partners, strict=True))
+            k = [self._log_prob(self.policy, x, y) - self._log_prob(self.reference, x, y) for x, y in pairs]
+            reference = [self._log_prob(self.reference, x, x) for x in items]
+        z_ref = max(0.0, float(sum(k)) / len(k))
+        total, log_ratios = 0.0, []
+        self.optimizer.zero_grad()
+        for item, ref in zip(items, reference, strict=True):
+            ratio = self._log_prob(self.policy, item, item) - ref
+            sign, weight = (1.0, self.weights[0]) if item["label"] else (-1.0, self.weights[1])
+            loss = weight * (1 - torch.sigmoid(self.beta * sign * (ratio - z_ref))) / len(items)
+            loss.backward()
+            total += float(loss)
+            log_ratios.append(float(ratio))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_norm))
+        if lr is not None:
+            self.optimizer.param_groups[0]["lr"] = lr
+        self.optimizer.step()
+        return OracleStep(total, z_ref, norm, log_ratios)
+
+    @staticmethod
+    def _log_prob(model, prompt: dict, completion: dict) -> torch.Tensor:
+        ids = torch.tensor([prompt["prompt_ids"] + completion["completion_ids"]])
+        logits = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        tokens = logits.gather(-1, ids[0, 1:, None]).squeeze(-1)[len(prompt["prompt_ids"]) - 1 :]
+        return (tokens * torch.tensor(completion["completion_mask"])).sum()
+
+
+def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro=8, lr=1e-3, steps=3, beta=0.1, **more):
+    """Return (trainer, strategy) over a tiny model, ready to fit; call it in a process of a run."""
+    strategy = DeepspeedStrategy(
+        zero_stage=zero_stage,
+        param_dtype=more.pop("param_dtype", "fp32"),
+        max_norm=more.get("max_norm", 1.0),
+        ds_config=more.pop("ds_config", None),
+    )
+    if zero_stage == 3:
+        # Else a tiny model's parameters all stay whole, and nothing would be tested.
+        strategy.config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    strategy.setup_distributed()
+    settings = {"gradient_checkpointing": more.pop("gradient_checkpointing", False), "use_reentrant": more.pop("use_reentrant", False)}
+    actor = Actor((model or tiny_llama)(), **settings).to(strategy.load_dtype)
+    reference = Actor((more.pop("reference", None) or model or tiny_llama)()).to(strategy.load_dtype)
+    place = {"rank": strategy.rank, "world_size": strategy.world_size}
+    needs = more.get("loss_type", "kto") == "kto"
+    loader = KTODataLoader(rows, batch, micro, **place, seed=more.pop("seed", 1), needs_mismatched=needs)
+    eval_rows = more.pop("eval_rows", None)
+    if eval_rows is not None:
+        more["eval_dataloader"] = KTODataLoader(eval_rows, None, micro, **place, needs_mismatched=needs)
+    optimizer = strategy.create_optimizer(actor, lr=lr, weight_decay=more.pop("l2", 0.0))
+    schedule = more.pop("schedule", "constant")
+    scheduler = create_scheduler(optimizer, schedule, total_steps=steps, warmup_ratio=more.pop("warmup_ratio", 0.0))
+    (engine, optimizer, scheduler), reference = strategy.prepare((actor, optimizer, scheduler), reference)
+    trainer = KTOTrainer(
+        model=engine, ref_model=reference, tokenizer=None, strategy=strategy, optim=optimizer, train_dataloader=loader,
+        scheduler=scheduler, beta=beta, **more,
+    )  # fmt: skip
+    return trainer, strategy
+
+
+def quiet_args(folder, steps: int, **more) -> FitArgs:
+    """Return fit's arguments for a run that writes its metrics and nothing else."""
+    return FitArgs(save_path=str(folder), max_steps=steps, use_tensorboard="none", **more)
