@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 
 from openkto.errors import OpenKTOError
@@ -69,3 +70,7 @@ def _set_up_logging() -> None:
     logging.getLogger("openkto").setLevel(level)
     for noisy in ("DeepSpeed", "transformers", "datasets"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    # DeepSpeed's calls into torch.distributed, which its users can do nothing about.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -44,8 +44,6 @@ def main(argv: list[str]) -> None:
         return
 
     from openkto.data.loader import KTODataLoader
-    from openkto.distributed.gather import gather_weights
-    from openkto.models.export import export_model
     from openkto.trainer import FitArgs, KTOTrainer
     from openkto.trainer.schedule import create_scheduler
 
@@ -112,11 +110,8 @@ def main(argv: list[str]) -> None:
     flat = to_flat(config)
     trainer.fit(FitArgs(**{name: flat[name] for name in FitArgs.__dataclass_fields__}))
 
-    dtype = DTYPES[config.model.export_dtype or strategy.precision]
-    trained = gather_weights(engine, actor.model, dtype)
-    if strategy.rank == 0:
-        export_model(actor.model, trained, tokenizer, config.output.save_path, dtype)
-        log.info("the model is in %s", config.output.save_path)
+    trainer.save_model(config.output.save_path, DTYPES[config.model.export_dtype or strategy.precision])
+    log.info("the model is in %s", config.output.save_path)
     strategy.barrier()
 
 

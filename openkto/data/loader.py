@@ -51,7 +51,7 @@ class RankBatch(NamedTuple):
     rows: NDArray[np.int64]  # [N] source row numbers in batch order
     kl_rows: NDArray[np.int64]  # [N] whose completion each was paired with; empty without mismatched pairs
     same_prompt: int  # pairs of the whole batch that share their prompt
-    same_completion: int  # pairs on this rank whose completion equals the row's own
+    same_completion: int  # pairs on this rank with another prompt whose completion equals the row's own
 
 
 def collate(
@@ -189,6 +189,8 @@ class KTODataLoader:
         data = self.dataset
         pairs = [(data[int(i)], data[int(j)]) for i, j in zip(index, partner, strict=True)]
         sequences = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
-        same = sum(x["completion_ids"] == y["completion_ids"] for x, y in pairs)
+        same = sum(
+            x["completion_ids"] == y["completion_ids"] and x["prompt_ids"] != y["prompt_ids"] for x, y in pairs
+        )
         batch = collate(sequences, [x["label"] for x, _ in pairs], [x["row"] for x, _ in pairs], data.pad_token_id)
         return {f"kl_{name}": tensor for name, tensor in batch.items()}, same

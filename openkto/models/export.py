@@ -1,5 +1,6 @@
 """The trained model as a Hugging Face folder: what was loaded, with new weights."""
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -36,14 +37,17 @@ def export_model(
 
 
 def _write(model: PreTrainedModel, weights: dict[str, Tensor], tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
-    trained_dtype, generation = model.config.dtype, model.generation_config
+    generation = model.generation_config
     # A generation config with contradicting settings trains and generates, but transformers refuses to save it.
     model.generation_config = GenerationConfig()
-    model.config.dtype = dtype
     try:
         model.save_pretrained(folder, state_dict=weights)
-        if generation is not None:
-            (folder / "generation_config.json").write_text(generation.to_json_string(use_diff=True), encoding="utf-8")
-        tokenizer.save_pretrained(folder)
     finally:
-        model.generation_config, model.config.dtype = generation, trained_dtype
+        model.generation_config = generation
+    if generation is not None:
+        (folder / "generation_config.json").write_text(generation.to_json_string(use_diff=True), encoding="utf-8")
+    # transformers writes the dtype that the model trained in, not that of the weights given.
+    config_file = folder / "config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+    config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tokenizer.save_pretrained(folder)

@@ -118,6 +118,11 @@ def _check_folder(pretrain: str) -> None:
 
 
 def _cannot_load(pretrain: str, error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return (
+            f"--pretrain {pretrain}: the model comes with Python code of its own, which is not run unasked. "
+            "Pass --trust_remote_code if you trust its author."
+        )
     return f"--pretrain {pretrain}: cannot load the model: {_first_line(error)} Check the name, the files and the versions."
 
 

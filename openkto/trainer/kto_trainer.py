@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from openkto.data.loader import KTODataLoader, RankBatch
+from openkto.distributed.gather import gather_weights
 from openkto.distributed.strategy import StepResult
 from openkto.errors import ConfigError, TrainingError
+from openkto.models.export import export_model
 from openkto.models.loss import KTOLoss, LossType
 from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.forwards import (
@@ -209,3 +211,16 @@ class KTOTrainer:
     def _evaluate_and_report(self, reporter: Reporter, position: Position) -> None:
         for name, values in self.evaluate().items():
             reporter.evaluation(position, name if len(self.eval_dataloaders) > 1 else None, values)
+
+    # ---- the result -------------------------------------------------------------------------------------------------
+
+    def save_model(self, folder: str, dtype: torch.dtype) -> None:
+        """Write the model and its tokenizer as a Hugging Face folder; all ranks must call it.
+
+        Raises:
+            OpenKTOError: the folder cannot be written.
+        """
+        model = self.model.module.model
+        weights = gather_weights(self.model, model, dtype)
+        if self.strategy.rank == 0:
+            export_model(model, weights, self.tokenizer, folder, dtype)

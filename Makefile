@@ -1,0 +1,35 @@
+# `make demo` and `make test` need nothing but Python 3.10 to 3.13 with pip; each sets up .venv by itself.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+.PHONY: demo test test-slow lint setup clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements.txt setup.py pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+# What takes minutes: the demo from end to end, large fuzzing, long runs.
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info

@@ -1,0 +1,222 @@
+"""The rules between settings, all checked before any model loads; a setting's own range stands beside it in config."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from openkto.config import DataConfig, DeepspeedConfig, LossConfig, OptimConfig, RunConfig, split_eval_set
+from openkto.errors import ConfigError
+
+# Says where a setting was given: "--beta" or "run.yaml: beta".
+Place = Callable[[str], str]
+
+HIGH_LEARNING_RATE = 5e-5
+
+
+def check(config: RunConfig, place: Place, *, is_training: bool) -> list[str]:
+    """Raise a ConfigError for the first broken rule; return warnings, one sentence each."""
+    _check_model(config, place)
+    _check_data(config.data, place)
+    _check_packages(config, place)
+    _check_deepspeed(config.deepspeed, config.model.param_dtype, place)
+    _check_micro_batches(config, place)
+    if Path(config.output.save_path).is_file():
+        _fail(place("save_path"), "must be a folder", f"the file {config.output.save_path!r}", "Give another path.")
+    if not is_training:
+        _check_evaluation_weights(config.loss, place)
+        return []
+    _check_mixing(config.data, place)
+    _check_loss(config, place)
+    if config.train.eval_at_start and not config.data.eval_dataset:
+        _fail(place("eval_at_start"), "needs evaluation rows", "no --eval_dataset", "Give one, or leave it out.")
+    return _training_warnings(config, place)
+
+
+def _fail(place: str, rule: str, got: str, cure: str) -> None:
+    raise ConfigError(f"{place}: {rule}; got {got}. {cure}")
+
+
+def _check_model(config: RunConfig, place: Place) -> None:
+    model = config.model
+    for name, path in (("pretrain", model.pretrain), ("ref_pretrain", model.ref_pretrain)):
+        if path and path.startswith(("/", "./", "../")) and not os.path.isdir(path):
+            _fail(place(name), "must be a Hugging Face name or a folder that exists", repr(path), "Check the path.")
+    if model.gradient_checkpointing_use_reentrant and not model.gradient_checkpointing:
+        _fail(
+            place("gradient_checkpointing_use_reentrant"),
+            "goes with --gradient_checkpointing",
+            "it alone",
+            "Add --gradient_checkpointing, or leave it out.",
+        )
+
+
+def _check_data(data: DataConfig, place: Place) -> None:
+    names = Counter(split_eval_set(item)[0] for item in data.eval_dataset)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        _fail(
+            place("eval_dataset"),
+            "each set needs its own name",
+            f"{twice[0]!r} {names[twice[0]]} times",
+            "Write NAME=PATH for each.",
+        )
+    if any(not path for _, path in map(split_eval_set, data.eval_dataset)):
+        _fail(place("eval_dataset"), "must be PATH or NAME=PATH", "a name without a path", "Give the path.")
+    template = data.input_template
+    if template is not None and template.count("{}") != 1:
+        _fail(
+            place("input_template"),
+            "must hold {} once, where the prompt goes",
+            f"{template!r} with {template.count('{}')}",
+            "Correct it, or leave it out.",
+        )
+    if template is not None and data.apply_chat_template:
+        _fail(
+            place("input_template"),
+            "cannot go with --apply_chat_template, which wraps the prompt too",
+            "both",
+            "Leave one of them out.",
+        )
+
+
+def _check_packages(config: RunConfig, place: Place) -> None:
+    if config.model.use_ms:
+        need_package(place("use_ms"), "modelscope", "modelscope")
+    if config.output.use_wandb:
+        need_package(place("use_wandb"), "wandb", "'openkto[wandb]'")
+
+
+def need_package(place: str, package: str, install: str) -> None:
+    """Raise a ConfigError that names what to install when the package of an optional feature is missing."""
+    if importlib.util.find_spec(package) is None:
+        _fail(
+            place, f"needs the package {package}", "a Python without it", f"Run pip install {install}, or leave it out."
+        )
+
+
+def _check_deepspeed(deepspeed: DeepspeedConfig, param_dtype: str | None, place: Place) -> None:
+    if deepspeed.grad_accum_dtype == "bf16" and deepspeed.zero_stage == 0:
+        _fail(
+            place("grad_accum_dtype"),
+            "must be fp32 at --zero_stage 0, which keeps gradients in fp32",
+            "bf16",
+            "Leave it out, or take --zero_stage 1.",
+        )
+    if deepspeed.grad_accum_dtype == "bf16" and param_dtype in ("fp16", "fp32"):
+        _fail(place("grad_accum_dtype"), f"must be fp32 with --param_dtype {param_dtype}", "bf16", "Leave it out.")
+    if deepspeed.adam_offload and deepspeed.zero_stage == 0:
+        _fail(
+            place("adam_offload"),
+            "needs a ZeRO stage that shards the optimizer",
+            "--zero_stage 0",
+            "Take --zero_stage 1, 2 or 3, or leave it out.",
+        )
+    if deepspeed.ds_config is None:
+        return
+    try:
+        content = json.loads(Path(deepspeed.ds_config).read_text(encoding="utf-8"))
+    except OSError as error:
+        got = f"{deepspeed.ds_config!r} ({error.strerror})"
+        _fail(place("ds_config"), "must be a JSON file", got, "Check the path.")
+    except json.JSONDecodeError as error:
+        _fail(f"{deepspeed.ds_config}:{error.lineno}", "must be JSON", f"an error there: {error.msg}", "Correct it.")
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        _fail(deepspeed.ds_config, "must be JSON", "text that JSON cannot hold", "Correct it.")
+    else:
+        if not isinstance(content, dict):
+            _fail(deepspeed.ds_config, "must be a JSON object", type(content).__name__, "Write {...} around its keys.")
+
+
+def _check_micro_batches(config: RunConfig, place: Place) -> None:
+    tokens = config.train.max_tokens_per_micro_batch
+    if tokens is not None and tokens < config.data.max_len:
+        _fail(
+            place("max_tokens_per_micro_batch"),
+            f"must hold the longest row, --max_len {config.data.max_len}",
+            str(tokens),
+            "Raise it, or lower --max_len.",
+        )
+
+
+def _check_evaluation_weights(loss: LossConfig, place: Place) -> None:
+    for name, weight in (
+        ("desirable_loss_weight", loss.desirable_loss_weight),
+        ("undesirable_loss_weight", loss.undesirable_loss_weight),
+    ):
+        if weight == "auto":
+            _fail(
+                place(name),
+                "must be a number to evaluate: auto counts the training rows",
+                "auto",
+                "Give the number that training printed.",
+            )
+
+
+def _check_mixing(data: DataConfig, place: Place) -> None:
+    if data.dataset_probs is None:
+        return
+    count, total = len(data.dataset_probs), sum(data.dataset_probs)
+    if count != len(data.dataset):
+        _fail(
+            place("dataset_probs"),
+            f"must be as many as the datasets, {len(data.dataset)}",
+            str(count),
+            "Give one for each.",
+        )
+    if abs(total - 1) > 1e-6:
+        _fail(place("dataset_probs"), "must sum to 1", f"{total:.6g}", "Correct them.")
+
+
+def _check_loss(config: RunConfig, place: Place) -> None:
+    loss = config.loss
+    weights = (loss.desirable_loss_weight, loss.undesirable_loss_weight)
+    if weights == ("auto", "auto"):
+        _fail(
+            place("undesirable_loss_weight"),
+            "cannot be auto beside --desirable_loss_weight auto, as one is set by the other",
+            "auto for both",
+            "Give one of them a number.",
+        )
+    if weights == (0, 0):
+        _fail(
+            place("undesirable_loss_weight"), "cannot be 0 beside --desirable_loss_weight 0", "0 for both", "Raise one."
+        )
+    if 0 in weights and "auto" in weights:
+        _fail(place("desirable_loss_weight"), "cannot be auto beside a weight of 0", "auto and 0", "Give two numbers.")
+    if config.train.train_batch_size == 1 and loss.loss_type == "kto":
+        _fail(
+            place("train_batch_size"),
+            "must be at least 2 with --loss_type kto, whose reference point pairs each prompt with another row's "
+            "completion",
+            "1",
+            "Raise it, or take --loss_type apo_zero_unpaired.",
+        )
+
+
+def _training_warnings(config: RunConfig, place: Place) -> list[str]:
+    warnings = []
+    rate = config.optim.learning_rate
+    if rate is not None and rate > HIGH_LEARNING_RATE:
+        warnings.append(
+            f"{place('learning_rate')}: {rate:g} is above {HIGH_LEARNING_RATE:g}, where KTO tends to break the model; "
+            "5e-7 to 5e-6 is usual."
+        )
+    if config.train.eval_steps > 0 and not config.data.eval_dataset:
+        warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset.")
+    if config.deepspeed.overlap_comm and config.deepspeed.zero_stage == 0:
+        warnings.append(f"{place('overlap_comm')}: has no effect at --zero_stage 0.")
+    has_floor = "min_lr" in config.optim.lr_scheduler or config.optim.lr_scheduler == "warmup_stable_decay"
+    if not has_floor and config.optim.min_lr_ratio != OptimConfig().min_lr_ratio:
+        warnings.append(f"{place('min_lr_ratio')}: has no effect, as {config.optim.lr_scheduler} has no floor.")
+    same = {path for _, path in map(split_eval_set, config.data.eval_dataset)} & set(config.data.dataset)
+    warnings += [
+        f"{place('eval_dataset')}: {path} is trained on too, so its numbers say little about other rows."
+        for path in sorted(same)
+        if os.path.isfile(path)
+    ]
+    return warnings

@@ -1,0 +1,326 @@
+"""What a run is: one frozen section per part of the program, each setting with its meaning, unit, default and range.
+
+A setting's name is its flag (`--beta`) and its key in YAML (`beta`): names are unique over all sections. A part of the
+program gets its own section or plain values, never the whole. `openkto/flags.py` reads them from the command line and
+YAML, `openkto/checks.py` holds the rules between settings. None of the three imports torch or transformers, so that
+`--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+# The schedules of transformers' SchedulerType that are functions of the step.
+LR_SCHEDULERS = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "warmup_stable_decay",
+)
+METRIC_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
+ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+DTYPES = ("bf16", "fp16", "fp32")
+DEFAULT_LEARNING_RATE = 1e-6
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of a setting beside its type and default."""
+
+    help: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    is_path: bool = False
+    default_text: str = ""  # says what an absent value means
+    openrlhf: str = ""  # OpenRLHF's default, where ours differs
+
+
+def option(default: Any, help: str, unit: str = "", **known: Any) -> Any:
+    """Return a dataclass field with its `Option`; a list stands for a fresh copy of itself."""
+    metadata = {"option": Option(help, unit, **known)}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    pretrain: str = option(
+        dataclasses.MISSING, "the policy to start from: a Hugging Face name or a folder", is_path=True
+    )
+    ref_pretrain: str | None = option(None, "the frozen reference", default_text="the same as --pretrain", is_path=True)
+    use_ms: bool = option(False, "load models from ModelScope instead of the Hugging Face Hub; needs its package")
+    trust_remote_code: bool = option(False, "run Python code that comes with a model or tokenizer")
+    disable_fast_tokenizer: bool = option(False, "use the tokenizer's slow implementation")
+    attn_implementation: str = option(
+        "auto", "attention kernel; auto is the best that is installed", choices=ATTENTION, openrlhf="flash_attention_2"
+    )
+    param_dtype: str | None = option(
+        None,
+        "the dtype that the model computes in; the optimizer's copy is always fp32",
+        choices=DTYPES,
+        default_text="bf16 on a GPU, fp32 on a CPU",
+        openrlhf="bf16",
+    )
+    export_dtype: str | None = option(
+        None, "the dtype of the saved model", choices=DTYPES, default_text="the same as --param_dtype"
+    )
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
+    gradient_checkpointing_use_reentrant: bool = option(False, "use torch's reentrant form of gradient checkpointing")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    dataset: list[str] = option(  # noqa: RUF009 (a plain field)
+        [],
+        "training rows: Hub names, files, globs or save_to_disk folders, by spaces or commas",
+        is_path=True,
+        default_text="required to train",
+    )
+    dataset_probs: list[float] | None = option(  # noqa: RUF009 (a plain field)
+        None,
+        "mixing probabilities, one a dataset, by spaces or commas; they sum to 1",
+        above=0,
+        default_text="all rows of each",
+    )
+    eval_dataset: list[str] = option(  # noqa: RUF009 (a plain field)
+        [], "evaluation sets, each PATH or NAME=PATH; a set is named after its file otherwise", default_text="none"
+    )
+    dataset_split: str = option("train", "the split of --dataset")
+    eval_split: str = option("test", "the split of --eval_dataset")
+    max_samples: int = option(1000000, "use the first rows of each source, at most", "rows", at_least=1)
+    input_key: str | None = option(
+        None, "the field with the prompt", default_text="recognised from the row", openrlhf="input"
+    )
+    output_key: str | None = option(None, "the field with the completion", default_text="recognised from the row")
+    label_key: str = option("label", "the field with the label: true is desirable")
+    input_template: str | None = option(
+        None,
+        "wraps text prompts; {} stands for the prompt",
+        default_text="text prompts as they are",
+        openrlhf="'User: {}\\nAssistant: '",
+    )
+    apply_chat_template: bool = option(False, "wrap text prompts in the chat template too, as message lists always are")
+    max_len: int = option(2048, "longest prompt and completion together", "tokens", at_least=2)
+    truncation: str = option(
+        "completion",
+        "a row over --max_len: cut the completion's end, cut the prompt's start, or drop the row",
+        choices=("completion", "prompt", "drop"),
+    )
+    on_bad_rows: str = option("error", "stop at a bad row, or skip and count it", choices=("error", "skip"))
+    data_cache_dir: str | None = option(
+        None, "where tokenised rows are kept", default_text="$OPENKTO_CACHE or ~/.cache/openkto", is_path=True
+    )
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    loss_type: str = option("kto", "the objective", choices=("kto", "apo_zero_unpaired"))
+    beta: float = option(
+        0.1, "how strongly the policy is held to the reference; larger is closer", above=0, openrlhf="0.01"
+    )
+    desirable_loss_weight: float | str = option(
+        1.0, "weight of desirable rows; auto raises the smaller class until both weigh the same", at_least=0
+    )
+    undesirable_loss_weight: float | str = option(
+        1.0, "weight of undesirable rows; auto raises the smaller class until both weigh the same", at_least=0
+    )
+    aux_loss_coef: float = option(0.0, "weight of the balancing loss of mixture-of-experts models", at_least=0)
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    learning_rate: float | None = option(
+        None, "the highest learning rate of the schedule", above=0, default_text="1e-6", openrlhf="1e-5"
+    )
+    lr_scheduler: str = option("cosine_with_min_lr", "the schedule, by its name in transformers", choices=LR_SCHEDULERS)
+    lr_warmup_ratio: float = option(
+        0.03, "warm-up, in which the learning rate rises from 0", "share of all steps", at_least=0, below=1
+    )
+    min_lr_ratio: float = option(
+        0.1, "the floor of schedules that have one", "share of --learning_rate", at_least=0, below=1
+    )
+    l2: float = option(0.0, "weight decay; norms and biases have none", at_least=0)
+    adam_betas: tuple[float, float] = option((0.9, 0.95), "Adam's two averaging factors", at_least=0, below=1)
+    max_norm: float = option(1.0, "clip the global gradient norm to this; 0 is no clipping", at_least=0)
+
+
+@dataclass(frozen=True)
+class DeepspeedConfig:
+    zero_stage: int = option(
+        2, "ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also parameters", at_least=0, below=4
+    )
+    ref_offload: bool = option(False, "keep the reference's parameters in CPU memory")
+    adam_offload: bool = option(False, "keep the optimizer's states in CPU memory")
+    grad_accum_dtype: str | None = option(
+        None,
+        "the dtype in which gradients add up",
+        choices=("fp32", "bf16"),
+        default_text="fp32: bf16 loses 0.7% of the gradient",
+        openrlhf="the model's own",
+    )
+    overlap_comm: bool = option(False, "reduce gradients while the backward pass goes on")
+    ds_config: str | None = option(
+        None, "a DeepSpeed JSON file laid over the computed configuration", default_text="none", is_path=True
+    )
+    local_rank: int = option(-1, "set by the launcher", at_least=-1)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    train_batch_size: int = option(128, "the global batch: one optimizer step over all GPUs", "rows", at_least=1)
+    micro_train_batch_size: int = option(
+        8, "at most so many in a forward pass on one GPU; speed alone, never results", "rows", at_least=1
+    )
+    max_tokens_per_micro_batch: int | None = option(
+        None,
+        "at most so many in a forward pass on one GPU; speed alone, never results",
+        "tokens with padding",
+        at_least=1,
+        default_text="no limit",
+    )
+    max_epochs: int = option(1, "times over the training rows", "epochs", at_least=1)
+    max_steps: int | None = option(
+        None, "length of the run, schedule included", "steps", at_least=1, default_text="from --max_epochs"
+    )
+    stop_after_steps: int | None = option(
+        None, "stop early, with the schedule as it was", "steps", at_least=1, default_text="never"
+    )
+    seed: int = option(42, "seed of the order of rows", at_least=0, below=2**32)
+    full_determinism: bool = option(False, "deterministic kernels alone: bit-identical reruns, slower")
+    logging_steps: int = option(1, "log every so many, pooled over them", "steps", at_least=1)
+    eval_steps: int = option(-1, "evaluate every so many; -1 once an epoch, 0 never", "steps", at_least=-1)
+    eval_at_start: bool = option(False, "also evaluate before the first step")
+    log_batches: bool = option(False, "write each step's row numbers to batches.jsonl")
+    log_entropy: bool = option(False, "log the entropy of the policy's next-token distribution")
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    save_path: str = option("./ckpt", "folder of the trained model, run.yaml and metrics.jsonl", is_path=True)
+    use_tensorboard: str | None = option(
+        None,
+        "folder of TensorBoard's files; none turns it off",
+        default_text="<save_path>/tensorboard",
+        is_path=True,
+        openrlhf="off",
+    )
+    use_wandb: bool = option(False, "log to W&B; the key comes from WANDB_API_KEY or `wandb login`, never from here")
+    wandb_org: str | None = option(None, "W&B entity", default_text="your own")
+    wandb_group: str | None = option(None, "W&B group", default_text="none")
+    wandb_project: str = option("openkto", "W&B project", openrlhf="openrlhf_train_dpo")
+    wandb_run_name: str | None = option(None, "W&B run name", default_text="kto_<date>", openrlhf="rm_<date>")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that a run depends on, and nothing else."""
+
+    model: ModelConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    deepspeed: DeepspeedConfig = field(default_factory=DeepspeedConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "loss": LossConfig,
+    "optim": OptimConfig,
+    "deepspeed": DeepspeedConfig,
+    "train": TrainConfig,
+    "output": OutputConfig,
+}
+
+
+def settings() -> dict[str, dataclasses.Field[Any]]:
+    """Return every setting's dataclass field by its flat name, in the order of the sections."""
+    return {item.name: item for section in SECTIONS.values() for item in dataclasses.fields(section)}
+
+
+def default_text(item: dataclasses.Field[Any]) -> str:
+    """Say a setting's default as a user would type it, or what an absent value means."""
+    known: Option = item.metadata["option"]
+    if known.default_text:
+        return known.default_text
+    if item.default is dataclasses.MISSING:
+        return "required"
+    if isinstance(item.default, bool):
+        return "on" if item.default else "off"
+    if isinstance(item.default, tuple):
+        return " ".join(str(part) for part in item.default)
+    return str(item.default)
+
+
+def from_flat(values: dict[str, Any]) -> RunConfig:
+    """Build a `RunConfig` from flat names; `pretrain` must be among them."""
+    parts = {}
+    for name, section in SECTIONS.items():
+        own = {item.name for item in dataclasses.fields(section)}
+        parts[name] = section(**{key: value for key, value in values.items() if key in own})
+    return RunConfig(**parts)
+
+
+def to_flat(config: RunConfig) -> dict[str, Any]:
+    """Return every setting by its flat name: what trackers show and `run.yaml` holds."""
+    return {key: value for section in dataclasses.asdict(config).values() for key, value in section.items()}
+
+
+def with_resolved(config: RunConfig, **values: Any) -> RunConfig:
+    """Return the configuration with some settings replaced, such as a dtype that is known only on the device."""
+    unknown = values.keys() - settings().keys()
+    assert not unknown, f"no such setting: {sorted(unknown)}"
+    return from_flat({**to_flat(config), **values})
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return the YAML text that starts the same run again with `--config`.
+
+    Absent values are left out, and so is `local_rank`, which belongs to a process and not to the run.
+    """
+    kept = {key: value for key, value in to_flat(config).items() if value not in (None, []) and key != "local_rank"}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def eval_sets(config: DataConfig) -> dict[str, str]:
+    """Return the evaluation sets: name to path or Hub name, in the order given."""
+    return dict(split_eval_set(item) for item in config.eval_dataset)
+
+
+def split_eval_set(item: str) -> tuple[str, str]:
+    """Split `NAME=PATH`; without a name the set is called after its file or folder, without the extension."""
+    name, equals, path = item.partition("=")
+    if equals and name and all(letter.isalnum() or letter in "_-." for letter in name):
+        return name, os.path.expanduser(path)
+    stem = item.rstrip("/").rpartition("/")[2].partition(".")[0]
+    return stem or item, os.path.expanduser(item)
+
+
+def openrlhf_differences(given: frozenset[str] | set[str], *, use_wandb: bool = False) -> list[str]:
+    """Return a line for each default that differs from OpenRLHF 0.9's and was not given: "beta: 0.1 (OpenRLHF: 0.01)".
+
+    W&B's names are left out unless it is on.
+    """
+    return [
+        f"{name}: {default_text(item)} (OpenRLHF: {item.metadata['option'].openrlhf})"
+        for name, item in settings().items()
+        if item.metadata["option"].openrlhf and name not in given and (use_wandb or not name.startswith("wandb_"))
+    ]

@@ -1,0 +1,60 @@
+"""The balance of the two classes: the ratio that the paper asks for, and the weight that brings it about.
+
+Source: Ethayarajh et al., arXiv:2402.01306, section 4 on imbalanced data: (lambda_D n_D) / (lambda_U n_U) in [1, 4/3].
+"""
+
+from typing import Literal
+
+from openkto.errors import ConfigError
+
+SMALLEST_RATIO = 1.0
+LARGEST_RATIO = 4 / 3
+Weight = float | Literal["auto"]
+
+
+def resolve_weights(
+    desirable_weight: Weight, undesirable_weight: Weight, n_desirable: int, n_undesirable: int
+) -> tuple[float, float]:
+    """Return both weights as numbers: "auto" raises the smaller class until the ratio is 1, and is never below 1."""
+    if desirable_weight == "auto" and undesirable_weight == "auto":
+        raise ConfigError(
+            "desirable_loss_weight, undesirable_loss_weight: at most one may be auto; got auto for both."
+            " Pass auto for the smaller class."
+        )
+    if desirable_weight == "auto":
+        assert undesirable_weight != "auto", "checked above"
+        if n_desirable > 0:
+            return max(1.0, undesirable_weight * n_undesirable / n_desirable), undesirable_weight
+        return 1.0, undesirable_weight
+    if undesirable_weight == "auto":
+        if n_undesirable > 0:
+            return desirable_weight, max(1.0, desirable_weight * n_desirable / n_undesirable)
+        return desirable_weight, 1.0
+    return desirable_weight, undesirable_weight
+
+
+def describe_balance(
+    desirable_weight: float, undesirable_weight: float, n_desirable: int, n_undesirable: int
+) -> tuple[str, str | None]:
+    """Return the line with counts and ratio, and a warning with a suggestion where the ratio is out of range."""
+    counts = f"desirable {n_desirable}, undesirable {n_undesirable}"
+    if n_desirable == 0 or n_undesirable == 0:
+        missing = "desirable" if n_desirable == 0 else "undesirable"
+        return counts, f"the data hold no {missing} row: KTO learns from both. Check the labels."
+    desirable, undesirable = desirable_weight * n_desirable, undesirable_weight * n_undesirable
+    if undesirable == 0:
+        return counts, None
+    ratio = desirable / undesirable
+    weighted = f"({desirable_weight:g} * {n_desirable}) / ({undesirable_weight:g} * {n_undesirable})"
+    line = f"{counts}, ratio {weighted} = {ratio:.4g}"
+    # A weight resolved to ratio 1 may miss it by a rounding error.
+    if SMALLEST_RATIO - 1e-9 <= ratio <= LARGEST_RATIO + 1e-9:
+        return line, None
+    if ratio < SMALLEST_RATIO:
+        flag, lowest, highest = "desirable", undesirable / n_desirable, LARGEST_RATIO * undesirable / n_desirable
+    else:
+        flag, lowest, highest = "undesirable", desirable / n_undesirable / LARGEST_RATIO, desirable / n_undesirable
+    return line, (
+        f"the ratio of weights x counts, {ratio:.4g}, is outside [1, 4/3], which the KTO paper asks for. Pass"
+        f" --{flag}_loss_weight between {lowest:.4g} and {highest:.4g}, or auto for the smaller class."
+    )

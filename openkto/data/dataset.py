@@ -1,0 +1,237 @@
+"""The dataset that training and evaluation read: tokenised labelled rows on a memory-mapped Arrow file."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets
+import numpy as np
+import pyarrow.compute as pc
+
+from openkto.data import truncation as rule
+from openkto.data.cache import ROWS_FILE, cache_key, cached_folder, default_cache_dir
+from openkto.data.prepare import Preparation, load_prepared
+from openkto.data.preview import preview_rows
+from openkto.data.problems import data_error
+from openkto.data.rows import RowSettings
+from openkto.data.sources import Source, find_sources
+from openkto.data.tokenize import choose_pad_token
+from openkto.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What became of the rows. Cut and kept rows are counted as an epoch sees them, mixing included."""
+
+    rows_read: int
+    kept: int
+    desirable: int
+    undesirable: int
+    cut_desirable: int
+    cut_undesirable: int
+    left_out_desirable: int
+    left_out_undesirable: int
+    skipped: dict[str, int]
+    first_skipped: dict[str, str]
+    merged: int
+    template_differs: int
+    special_markup: int
+
+
+class UnpairedPreferenceDataset:
+    """Tokenised labelled rows; indexable, sized, picklable.
+
+    Args:
+        source: a path, glob, `save_to_disk` folder or hub name; a list of such; or a list of rows (dicts).
+        tokenizer: a Hugging Face tokenizer, with a chat template where rows hold messages.
+        max_len: tokens of prompt and completion together; stored ids are uncut, `cut` cuts them.
+        dataset_probs: how often each source is drawn; None puts them one after the other.
+        split: the split of a hub dataset or of a folder with several.
+        max_samples: records read from each source, from its start.
+        cache_dir: where tokenised rows are kept; None is $OPENKTO_CACHE or ~/.cache/openkto.
+        seed: of the mixing.
+
+    Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | Sequence[Any],
+        tokenizer: Any,
+        max_len: int = 2048,
+        *,
+        dataset_probs: Sequence[float] | None = None,
+        split: str = "train",
+        max_samples: int = 1_000_000,
+        input_key: str | None = None,
+        output_key: str | None = None,
+        label_key: str = "label",
+        input_template: str | None = None,
+        apply_chat_template: bool = False,
+        truncation: rule.Truncation = "completion",
+        on_bad_rows: Literal["error", "skip"] = "error",
+        cache_dir: str | Path | None = None,
+        seed: int = 42,
+    ) -> None:
+        settings = RowSettings(input_key, output_key, label_key, input_template, apply_chat_template)
+        _check_settings(settings, max_len)
+        self.tokenizer = tokenizer
+        self.max_len = max_len
+        self.truncation: rule.Truncation = truncation
+        self.bos_token_id: int | None = tokenizer.bos_token_id
+        self.pad_token_id, pad_name = choose_pad_token(tokenizer)
+        if pad_name != "pad_token":
+            logger.info("the tokenizer has no pad token: %s (id %d) pads", pad_name, self.pad_token_id)
+        sources = find_sources(source, split)
+        if dataset_probs is not None and len(dataset_probs) != len(sources):
+            raise ConfigError(
+                f"dataset_probs: must have one number for each dataset; got {len(dataset_probs)} for {len(sources)}."
+                " Give as many as there are."
+            )
+
+        def build(folder: Path) -> None:
+            Preparation(tokenizer, settings, max_samples=max_samples, on_bad_rows=on_bad_rows).write(sources, folder)
+
+        key = cache_key(
+            [found.digest() for found in sources],
+            tokenizer,
+            {**asdict(settings), "max_samples": max_samples, "on_bad_rows": on_bad_rows},
+        )
+        root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
+        self._open(cached_folder(root, key, build), sources, dataset_probs, seed)
+
+    def _open(self, folder: Path, sources: list[Source], probs: Sequence[float] | None, seed: int) -> None:
+        """Map the prepared rows into memory, leave out what is too long, and mix."""
+        prepared = load_prepared(folder)
+        stored = datasets.Dataset.from_file(str(folder / ROWS_FILE))
+        assert len(stored) == sum(prepared.rows_of_sources), f"{folder} is damaged: delete it"
+        table = stored.data
+        labels = table.column("label").to_numpy()
+        prompt_lengths = pc.list_value_length(table.column("prompt_ids")).to_numpy()
+        completion_lengths = pc.list_value_length(table.column("completion_ids")).to_numpy()
+        left_out = rule.is_left_out(
+            prompt_lengths, completion_lengths, max_len=self.max_len, truncation=self.truncation
+        )
+        starts = np.cumsum([0, *prepared.rows_of_sources])
+        kept = [begin + np.flatnonzero(~left_out[begin:end]) for begin, end in pairwise(starts)]
+        for found, rows in zip(sources, kept, strict=True):
+            if len(rows) == 0 and (probs is not None or left_out.all()):
+                raise data_error(
+                    found.name,
+                    f"at least one row must fit max_len {self.max_len} with --truncation {self.truncation}",
+                    "none",
+                    "Raise --max_len, or change --truncation.",
+                )
+        self._index = np.concatenate(kept) if probs is None else _mix(kept, probs, seed)
+        # The digests stand in the file; equal numbers, counted by first appearance, are enough once it is open.
+        keys = table.column("prompt_key").combine_chunks().dictionary_encode().indices.to_numpy()
+        self._rows = stored.remove_columns("prompt_key")
+        self.rows: np.ndarray = table.column("row").to_numpy()[self._index]
+        self.labels: np.ndarray = labels[self._index]
+        self.prompt_keys: np.ndarray = keys.astype(np.int64)[self._index]
+        self.prompt_lengths: np.ndarray = prompt_lengths[self._index]
+        self.completion_lengths: np.ndarray = completion_lengths[self._index]
+        is_cut = self.prompt_lengths + self.completion_lengths > self.max_len
+        self.report = DataReport(
+            rows_read=prepared.rows_read,
+            kept=len(self._index),
+            desirable=int(self.labels.sum()),
+            undesirable=int((~self.labels).sum()),
+            cut_desirable=int((is_cut & self.labels).sum()),
+            cut_undesirable=int((is_cut & ~self.labels).sum()),
+            left_out_desirable=int((left_out & labels).sum()),
+            left_out_undesirable=int((left_out & ~labels).sum()),
+            skipped=prepared.skipped,
+            first_skipped=prepared.first_skipped,
+            merged=prepared.merged,
+            template_differs=prepared.template_differs,
+            special_markup=prepared.special_markup,
+        )
+        _say(self.report, self.max_len)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return row, prompt_ids, completion_ids, completion_mask and label of a row; its ids uncut."""
+        return self._rows[int(self._index[index])]
+
+    def cut(
+        self, prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]
+    ) -> tuple[list[int], list[int], list[bool]]:
+        """Return a matched or mismatched pair of this dataset's prompts and completions, cut to max_len."""
+        return rule.cut(
+            prompt_ids,
+            completion_ids,
+            completion_mask,
+            max_len=self.max_len,
+            truncation=self.truncation,
+            bos_token_id=self.bos_token_id,
+        )
+
+    def cut_lengths(self, prompt_lengths: np.ndarray, completion_lengths: np.ndarray) -> np.ndarray:
+        """Return the tokens of pairs after the cut, [n]."""
+        kept = rule.kept_lengths(prompt_lengths, completion_lengths, max_len=self.max_len, truncation=self.truncation)
+        return kept[0] + kept[1]
+
+    def preview(self, n: int, has_colour: bool = False) -> str:
+        """Return n rows of each class as the model sees them, with the scored part marked."""
+        return preview_rows(self, n, has_colour)
+
+
+def _check_settings(settings: RowSettings, max_len: int) -> None:
+    if max_len < rule.SMALLEST_MAX_LEN:
+        raise ConfigError(
+            f"max_len: must be at least {rule.SMALLEST_MAX_LEN} (BOS, prompt and completion token); got {max_len}."
+            " Raise it."
+        )
+    template = settings.input_template
+    if template is not None and template.count("{}") != 1:
+        raise ConfigError(
+            f"input_template: must hold {{}} once, where the prompt goes; got {template!r}. Correct the template."
+        )
+    if template is not None and settings.apply_chat_template:
+        raise ConfigError("input_template: cannot be used with apply_chat_template; got both. Leave one of them out.")
+
+
+def _mix(kept: list[np.ndarray], probs: Sequence[float], seed: int) -> np.ndarray:
+    """Return positions drawn from the sources by probability until each of them has been used up once."""
+    total = sum(probs)
+    if min(probs) <= 0:
+        raise ConfigError(f"dataset_probs: must all be above 0; got {list(probs)}. Leave the dataset out instead.")
+    mixed = datasets.interleave_datasets(
+        [datasets.Dataset.from_dict({"position": rows}) for rows in kept],
+        probabilities=[prob / total for prob in probs],
+        seed=seed,
+        stopping_strategy="all_exhausted",
+    )
+    return np.asarray(mixed["position"], dtype=np.int64)
+
+
+def _say(report: DataReport, max_len: int) -> None:
+    """Log every count that is not 0, and the skipped rows as a warning."""
+    logger.info("data: %d rows: %d desirable, %d undesirable", report.kept, report.desirable, report.undesirable)
+    for kind, count in report.skipped.items():
+        logger.warning("data: skipped %d bad rows (%s). The first: %s", count, kind, report.first_skipped[kind])
+    by_class = {
+        f"cut at max_len {max_len}": (report.cut_desirable, report.cut_undesirable),
+        f"left out, too long for max_len {max_len}": (report.left_out_desirable, report.left_out_undesirable),
+    }
+    for what, (desirable, undesirable) in by_class.items():
+        if desirable or undesirable:
+            logger.info("data: %s: %d desirable, %d undesirable rows", what, desirable, undesirable)
+    notes = {
+        "the tokenizer merges over the boundary, so the completion is tokenised by itself": report.merged,
+        "the chat template renders the prompt otherwise when the answer follows; the common text is the prompt": (
+            report.template_differs
+        ),
+        "a text holds the markup of a special token, which becomes that token": report.special_markup,
+    }
+    for what, count in notes.items():
+        if count:
+            logger.info("data: %d rows: %s", count, what)

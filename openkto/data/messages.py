@@ -1,0 +1,103 @@
+"""Normalise chat messages: role/content or from/value, tool calls, content in parts."""
+
+from openkto.data.problems import BadRow, shorten
+from openkto.data.readers import parse_json
+
+Message = dict[str, object]
+
+ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+}
+
+
+def read_messages(place: str, key: str, value: object) -> list[Message]:
+    """Return a list of messages (or one) with `role` and `content`; further members are kept; raises BadRow."""
+    members = [value] if isinstance(value, dict) else value
+    if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
+        raise BadRow(place, "wrong type", f"{key} must be text or a list of messages", shorten(value))
+    if not members:
+        raise BadRow(place, "no messages", f"{key} must hold at least one message", "an empty list")
+    return [_read_message(place, key, member) for member in members]
+
+
+def read_tools(place: str, value: object) -> list[object] | None:
+    """Return the tools' schemas, given as a list or as its JSON text; None where there are none."""
+    if value is None or value == "" or value == []:
+        return None
+    tools = value
+    if isinstance(value, str):
+        try:
+            tools = parse_json(value)
+        except (ValueError, RecursionError):
+            tools = None
+        if tools == []:
+            return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRow(place, "tools", "tools must be a list of tool schemas, or its JSON text", shorten(value))
+    return tools
+
+
+def assistant(content: str) -> list[Message]:
+    """Return a completion text as messages."""
+    return [{"role": "assistant", "content": content}]
+
+
+def trailing_assistants(messages: list[Message]) -> int:
+    """Return how many assistant messages end the list."""
+    count = 0
+    while count < len(messages) and messages[-1 - count]["role"] == "assistant":
+        count += 1
+    return count
+
+
+def _read_message(place: str, key: str, value: dict[str, object]) -> Message:
+    message = {name: member for name, member in value.items() if member is not None}
+    if "role" not in message and "from" in message:
+        message = {{"from": "role", "value": "content"}.get(name, name): member for name, member in message.items()}
+    given = message.get("role")
+    role = ROLES.get(given) if isinstance(given, str) else None
+    if role is None:
+        rule = f"a message's role in {key} must be one of {', '.join(ROLES)}"
+        raise BadRow(place, "role", rule, shorten(given))
+    message["role"] = role
+    content = message.get("content")
+    if isinstance(content, list):
+        content = _joined_parts(content)
+        message["content"] = content
+    if content is None and "content" not in message and message.get("tool_calls"):
+        message["content"] = ""
+    elif not isinstance(content, str):
+        rule = f"a message's content in {key} must be text"
+        raise BadRow(place, "message content", rule, shorten(value.get("content", value.get("value"))))
+    elif given == "function_call":
+        message["tool_calls"] = _tool_calls(place, content)
+        message["content"] = ""
+    return message
+
+
+def _joined_parts(parts: list[object]) -> str | None:
+    """Return the text of content given in parts; None where a part is not text."""
+    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
+    return "".join(text for text in texts if isinstance(text, str)) if all(isinstance(t, str) for t in texts) else None
+
+
+def _tool_calls(place: str, content: str) -> list[object]:
+    """Return LLaMA-Factory's function_call text, {"name": ..., "arguments": ...} or a list of them, as tool calls."""
+    try:
+        value = parse_json(content)
+    except (ValueError, RecursionError):
+        value = None
+    calls = value if isinstance(value, list) else [value]
+    if not calls or not all(isinstance(call, dict) and {"name", "arguments"} <= call.keys() for call in calls):
+        rule = "a function_call must be JSON with a name and arguments"
+        raise BadRow(place, "function call", rule, shorten(content))
+    return [{"type": "function", "function": call} for call in calls]

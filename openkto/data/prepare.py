@@ -1,0 +1,173 @@
+"""Stream records through reading, rendering and tokenising into an Arrow file, a batch at a time.
+
+A million rows never sit in memory: what is kept is one batch and the counts.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from openkto.data.cache import REPORT_FILE, ROWS_FILE
+from openkto.data.problems import BadRow, data_error
+from openkto.data.rows import Row, RowReader, RowSettings
+from openkto.data.sources import Source
+from openkto.data.tokenize import RowTokenizer, TokenizedRow
+
+logger = logging.getLogger(__name__)
+
+BATCH_RECORDS = 1000
+SECONDS_BETWEEN_LINES = 10.0
+SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("completion_ids", pa.list_(pa.int32())),
+        ("completion_mask", pa.list_(pa.bool_())),
+        ("label", pa.bool_()),
+        ("prompt_key", pa.binary(16)),
+    ]
+)
+
+
+@dataclass
+class Prepared:
+    """The counts of a preparation, before truncation and mixing; JSON-able."""
+
+    rows_read: int = 0
+    rows_of_sources: list[int] = field(default_factory=list)  # rows written, a number for each source
+    skipped: dict[str, int] = field(default_factory=dict)  # records left out, by kind
+    first_skipped: dict[str, str] = field(default_factory=dict)  # the first of each kind
+    merged: int = 0
+    template_differs: int = 0
+    special_markup: int = 0
+
+
+def load_prepared(folder: Path) -> Prepared:
+    """Return the counts that a complete preparation left in its folder."""
+    return Prepared(**json.loads((folder / REPORT_FILE).read_text(encoding="utf-8")))
+
+
+class Preparation:
+    """One pass over all sources."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        settings: RowSettings,
+        *,
+        max_samples: int,
+        on_bad_rows: Literal["error", "skip"],
+    ) -> None:
+        self._tokenizer = RowTokenizer(tokenizer)
+        self._settings = settings
+        self._max_samples = max_samples
+        self._on_bad_rows = on_bad_rows
+        self._counts = Prepared()
+        self._skipped: Counter[str] = Counter()
+        self._started = self._last_line = time.monotonic()
+
+    def write(self, sources: list[Source], folder: Path) -> None:
+        """Write the rows' file and the report into a folder; raises DataError for what is wrong with the data."""
+        first_row = 0
+        with pa.OSFile(str(folder / ROWS_FILE), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+            for source in sources:
+                is_last = source is sources[-1]
+                first_row += self._write_source(source, first_row, writer, is_last)
+        rows = sum(self._counts.rows_of_sources)
+        if rows == 0:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self._skipped.items())
+            first = next(iter(self._counts.first_skipped.values()))
+            raise data_error(
+                ", ".join(source.name for source in sources),
+                "at least one row must be left",
+                f"bad rows alone ({kinds})",
+                f"The first: {first}",
+            )
+        self._counts.skipped = dict(self._skipped)
+        (folder / REPORT_FILE).write_text(json.dumps(asdict(self._counts)), encoding="utf-8")
+        seconds = time.monotonic() - self._started
+        logger.info("tokenised %d rows in %.1f s (%.0f rows/s)", rows, seconds, rows / max(seconds, 1e-9))
+
+    def _write_source(self, source: Source, first_row: int, writer: Any, is_last: bool) -> int:
+        """Write a source's rows; return how many row numbers it takes, those beyond max_samples included."""
+        reader = RowReader(self._settings)
+        records = ((part.name, place, value) for part in source.parts for place, value in part.records())
+        batch: list[tuple[int, list[Row]]] = []
+        written = 0
+        number = -1
+        for number, (file, place, value) in enumerate(islice(records, self._max_samples)):
+            try:
+                batch.append((number, reader.read(place, file, value)))
+            except BadRow as bad:
+                # A row before this one may still turn out bad when it is tokenised, and the first is to be named.
+                if self._on_bad_rows == "error":
+                    self._write_batch(batch, reader.rows_per_record, first_row, writer)
+                self._skip(bad)
+            if len(batch) == BATCH_RECORDS:
+                written += self._write_batch(batch, reader.rows_per_record, first_row, writer)
+                batch = []
+        written += self._write_batch(batch, reader.rows_per_record, first_row, writer)
+        self._counts.rows_read += (number + 1) * reader.rows_per_record
+        self._counts.rows_of_sources.append(written)
+        # The next source's row numbers follow this source's full size.
+        beyond = 0 if is_last else sum(1 for _ in records)
+        return (number + 1 + beyond) * reader.rows_per_record
+
+    def _write_batch(
+        self, batch: list[tuple[int, list[Row]]], rows_per_record: int, first_row: int, writer: Any
+    ) -> int:
+        rows = self._tokenizer.tokenize([row for _, record in batch for row in record])
+        numbers: list[int] = []
+        labels: list[bool] = []
+        kept: list[TokenizedRow] = []
+        for index, (number, record) in enumerate(batch):
+            tokenized = rows[index * rows_per_record : (index + 1) * rows_per_record]
+            good = [row for row in tokenized if isinstance(row, TokenizedRow)]
+            if len(good) < len(tokenized):
+                self._skip(next(row for row in tokenized if isinstance(row, BadRow)))
+                continue
+            numbers += range(first_row + number * rows_per_record, first_row + (number + 1) * rows_per_record)
+            labels += [row.label for row in record]
+            kept += good
+        if kept:
+            self._counts.merged += sum(row.is_merged for row in kept)
+            self._counts.template_differs += sum(row.template_differs for row in kept)
+            self._counts.special_markup += sum(row.has_special_markup for row in kept)
+            writer.write_batch(_record_batch(numbers, labels, kept))
+        self._say_progress(numbers)
+        return len(kept)
+
+    def _skip(self, bad: BadRow) -> None:
+        if self._on_bad_rows == "error":
+            raise bad
+        self._skipped[bad.kind] += 1
+        self._counts.first_skipped.setdefault(bad.kind, str(bad))
+
+    def _say_progress(self, numbers: list[int]) -> None:
+        now = time.monotonic()
+        if numbers and now - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            rate = (numbers[-1] + 1) / (now - self._started)
+            logger.info("tokenising: at row %d (%.0f rows/s)", numbers[-1], rate)
+
+
+def _record_batch(numbers: list[int], labels: list[bool], rows: list[TokenizedRow]) -> pa.RecordBatch:
+    columns = [
+        numbers,
+        [row.prompt_ids for row in rows],
+        [row.completion_ids for row in rows],
+        [row.completion_mask for row in rows],
+        labels,
+        [hashlib.blake2b(np.asarray(row.prompt_ids, dtype="<i4").tobytes(), digest_size=16).digest() for row in rows],
+    ]
+    arrays = [pa.array(values, type=column.type) for values, column in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

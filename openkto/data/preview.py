@@ -1,0 +1,49 @@
+"""Show rows as the model will see them: decoded ids, the scored part marked."""
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from openkto.data.dataset import UnpairedPreferenceDataset
+
+OPEN, CLOSE = "\u27e6", "\u27e7"
+GREEN, RED, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
+
+
+def preview_rows(dataset: "UnpairedPreferenceDataset", n: int, has_colour: bool) -> str:
+    """Return the first n rows of each class, with number, label, lengths and whether they are cut."""
+    chosen = np.sort(np.concatenate([np.flatnonzero(dataset.labels == label)[:n] for label in (True, False)]))
+    return "\n\n".join(_describe(dataset, int(index), has_colour) for index in chosen)
+
+
+def _describe(dataset: "UnpairedPreferenceDataset", index: int, has_colour: bool) -> str:
+    row = dataset[index]
+    prompt_ids, completion_ids, mask = dataset.cut(row["prompt_ids"], row["completion_ids"], row["completion_mask"])
+    dropped = len(row["prompt_ids"]) + len(row["completion_ids"]) - len(prompt_ids) - len(completion_ids)
+    head = (
+        f"row {row['row']}: {'desirable' if row['label'] else 'undesirable'}, prompt {len(prompt_ids)} tokens,"
+        f" completion {len(completion_ids)} tokens, {sum(mask)} of them scored"
+    )
+    if dropped:
+        head += f", cut by {dropped} to max_len {dataset.max_len}"
+    opened, closed = OPEN, CLOSE
+    if has_colour:
+        opened, closed = (GREEN if row["label"] else RED) + OPEN, CLOSE + PLAIN
+    marked = [(False, len(prompt_ids)), *((is_scored, len(list(run))) for is_scored, run in groupby(mask))]
+    body = ""
+    ids = prompt_ids + completion_ids
+    shown = ""
+    end = 0
+    for is_scored, length in marked:
+        end += length
+        # Decoded from the start each time: a tokenizer may drop the space before the first token that it is given.
+        text = _decode(dataset.tokenizer, ids[:end])
+        body += f"{opened}{text[len(shown) :]}{closed}" if is_scored else text[len(shown) :]
+        shown = text
+    return f"{head}\n{body}"
+
+
+def _decode(tokenizer: Any, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

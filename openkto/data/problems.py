@@ -1,0 +1,32 @@
+"""How the data layer speaks of what is wrong: one sentence, "place: rule; got value. Cure."."""
+
+import reprlib
+
+from openkto.errors import DataError
+
+FIX_ROW = "Fix the row, or pass --on_bad_rows skip to leave such rows out."
+
+# Values come from users' files: a megabyte of text or a thousand levels of nesting must not reach the sentence.
+_REPR = reprlib.Repr()
+_REPR.maxstring = 60
+_REPR.maxother = 60
+_REPR.maxlevel = 3
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """Return the value's repr in at most `limit` characters; it escapes what cannot be printed."""
+    text = _REPR.repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def data_error(place: str, rule: str, got: str, cure: str) -> DataError:
+    """Return the error for something that no setting can pass over: a file, a folder, a tokenizer."""
+    return DataError(f"{place}: {rule}; got {got}. {cure}")
+
+
+class BadRow(DataError):
+    """One bad row: an error by default, dropped and counted under its `kind` with --on_bad_rows skip."""
+
+    def __init__(self, place: str, kind: str, rule: str, got: str, cure: str = FIX_ROW) -> None:
+        super().__init__(f"{place}: {rule}; got {got}. {cure}")
+        self.kind = kind

@@ -1,0 +1,190 @@
+"""Find what one item of --dataset names (file, glob, folder, hub name) and read its records with their place.
+
+Only data is read: a dataset's own code is never run.
+"""
+
+import difflib
+import glob
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from openkto.data.problems import data_error, shorten
+from openkto.data.readers import BATCH_ROWS, READERS, Records, read_batches
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+GLOB_CHARACTERS = set("*?[")
+SUFFIXES = ", ".join(READERS)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a source (or what stands for one): labels keep one convention within it."""
+
+    name: str
+    path: Path | None = None
+    dataset: Any = None
+    rows: Sequence[object] = ()
+
+    def records(self) -> Records:
+        """Yield (place, record); raises DataError where there is not a single one."""
+        place = None
+        for place, value in self._read():
+            yield place, value
+        if place is None:
+            raise data_error(self.name, "must hold at least one row", "none", "Give it rows, or leave it out.")
+
+    def _read(self) -> Records:
+        if self.dataset is not None:
+            tables = self.dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
+            return read_batches(self.name, "Arrow", tables)
+        if self.path is not None:
+            return READERS[self.path.suffix.lower()](self.path)
+        return ((f"{self.name}:row {number}", row) for number, row in enumerate(self.rows))
+
+    def content(self) -> Iterator[bytes]:
+        """Yield what the records depend on, for the cache's key."""
+        if self.path is not None:
+            files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
+            for file in files:
+                if file.is_file():
+                    yield file.suffix.lower().encode()
+                    yield from _file_content(file)
+        elif self.dataset is not None:
+            yield str(self.dataset._fingerprint).encode()
+        else:
+            for row in self.rows:
+                yield json.dumps(row, default=repr).encode()
+
+
+@dataclass(frozen=True)
+class Source:
+    """One item of --dataset: its parts in reading order."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    def digest(self) -> str:
+        """Return the sha256 of the content; equal for equal data wherever it lies."""
+        total = hashlib.sha256()
+        for part in self.parts:
+            digest = hashlib.sha256()
+            for block in part.content():
+                digest.update(block)
+            total.update(digest.digest())
+        return total.hexdigest()
+
+
+def find_sources(source: str | Path | Sequence[object], split: str) -> list[Source]:
+    """Return the sources that a path, a list of paths or a list of rows (dicts) names.
+
+    Raises DataError where nothing is there, naming the nearest thing that is.
+    """
+    if isinstance(source, (str, Path)):
+        return [find_source(source, split)]
+    if not source:
+        raise data_error("dataset", "must name at least one file", "none", "Pass --dataset FILE.")
+    if all(isinstance(item, (str, Path)) for item in source):
+        return [find_source(str(item), split) for item in source]
+    return [Source("rows", (Part("rows", rows=source),))]
+
+
+def find_source(item: str | Path, split: str) -> Source:
+    """Return the one source that a path, glob, `save_to_disk` folder or hub name stands for."""
+    name = str(item)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return Source(name, (_folder(path, name, split),))
+    if path.exists():
+        return Source(name, (_file(path),))
+    if GLOB_CHARACTERS & set(name):
+        found = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+        if not found:
+            raise data_error(name, "must match at least one file", "no match", "Correct the pattern.")
+        return Source(name, tuple(_file(match) for match in found))
+    if path.suffix.lower() in READERS or not HUB_NAME.fullmatch(name):
+        raise _missing(path, name)
+    return Source(name, (_hub(name, split),))
+
+
+def _file(path: Path) -> Part:
+    if path.suffix.lower() not in READERS:
+        raise data_error(
+            str(path), f"a data file's name must end in one of {SUFFIXES}", shorten(path.suffix), "Convert the file."
+        )
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise data_error(
+            str(path), "must be readable", error.strerror or "an error", "Check its permissions."
+        ) from None
+    return Part(str(path), path=path)
+
+
+def _missing(path: Path, name: str) -> Exception:
+    if not path.parent.is_dir():
+        return data_error(
+            name, "must be an existing file", f"a folder that does not exist, {path.parent}", "Correct the path."
+        )
+    files = [entry.name for entry in path.parent.iterdir()]
+    nearest = difflib.get_close_matches(path.name, files, n=1, cutoff=0.0)
+    cure = f"The nearest name there is {path.parent / nearest[0]}." if nearest else f"{path.parent} is empty."
+    return data_error(name, "must be an existing file", "no such file", cure)
+
+
+def _folder(path: Path, name: str, split: str) -> Part:
+    if not (path / "dataset_info.json").is_file() and not (path / "dataset_dict.json").is_file():
+        kinds = sorted({f"*{entry.suffix}" for entry in path.iterdir() if entry.suffix.lower() in READERS})
+        cure = f"Pass {path / kinds[0]} to read its files." if kinds else f"Pass a file ({SUFFIXES})."
+        raise data_error(name, "a folder must have been written by datasets' save_to_disk", "another folder", cure)
+    # The library raises whatever its parts raise (JSON, Arrow, missing files), so the list of types is open.
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise data_error(
+            name, "must be a readable save_to_disk folder", _first_line(error), "Write the folder again."
+        ) from None
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise _no_split(name, split, list(loaded))
+        return Part(name, path=path / split, dataset=loaded[split])
+    return Part(name, path=path, dataset=loaded)
+
+
+def _hub(name: str, split: str) -> Part:
+    # A failed download has as many exception types as there are layers below; all mean the same to the user.
+    try:
+        loaded = datasets.load_dataset(name, split=split)
+    except Exception as error:
+        raise data_error(
+            name,
+            f"must be an existing file or a dataset on the hub with a split {split!r}",
+            f"{type(error).__name__}: {_first_line(error)}",
+            "Correct the name, or pass a local file.",
+        ) from None
+    return Part(name, dataset=loaded)
+
+
+def _no_split(name: str, split: str, known: list[str]) -> Exception:
+    return data_error(
+        name,
+        f"must have the split {split!r}",
+        f"the splits {', '.join(known)}",
+        "Pass --dataset_split or --eval_split.",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return shorten(str(error).strip().split("\n")[0] or type(error).__name__, 160)
+
+
+def _file_content(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            yield block

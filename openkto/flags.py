@@ -1,0 +1,278 @@
+"""Reads a run from the command line and a YAML file: `parse(argv, command)`.
+
+Flags and YAML keys have one flat set of names, those of `openkto/config.py`; a flag wins over the file. Every value
+arrives as text and is turned into its type in one place, so `1e-6` or `on` means the same in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from openkto import __version__
+from openkto.checks import check
+from openkto.config import SECTIONS, Option, RunConfig, default_text, from_flat, option, settings
+from openkto.errors import ConfigError
+from openkto.values import Given, Raw, convert, convert_one, is_list, kind_of, rule
+
+Command = Literal["train", "evaluate"]
+
+# The setting with the rows of a command.
+ROWS: dict[Command, str] = {"train": "dataset", "evaluate": "eval_dataset"}
+
+TITLES = {
+    "model": "model",
+    "data": "data",
+    "loss": "loss",
+    "optim": "optimizer and schedule",
+    "deepspeed": "DeepSpeed",
+    "train": "batches and steps",
+    "output": "output and trackers",
+}
+
+# A boolean flag may stand alone.
+SWITCH = {"nargs": "?", "const": "true"}
+
+# What `evaluate` has no use for. In a YAML file it is allowed there, so that a run.yaml serves both commands.
+TRAIN_ONLY = (
+    {item.name for name in ("optim", "train") for item in dataclasses.fields(SECTIONS[name])}
+    - {"micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
+    | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
+    | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
+)
+
+# OpenRLHF's flags for what this version does not have: what it is, and the values that ask for nothing.
+LATER: dict[str, tuple[str, tuple[bool | int | float | str, ...]]] = {
+    "save_steps": ("checkpoints are", (-1, 0)),
+    "save_hf_ckpt": ("checkpoints are", (False,)),
+    "disable_ds_ckpt": ("checkpoints are", (False,)),
+    "ckpt_path": ("checkpoints are", ()),
+    "max_ckpt_num": ("checkpoints are", (3,)),
+    "max_ckpt_mem": ("checkpoints are", (100000000,)),
+    "load_checkpoint": ("checkpoints are", (False,)),
+    "use_ds_universal_ckpt": ("checkpoints are", (False,)),
+    "load_in_4bit": ("LoRA on a 4-bit model is", (False,)),
+    "lora_rank": ("LoRA is", (0,)),
+    "lora_alpha": ("LoRA is", (16,)),
+    "target_modules": ("LoRA is", ("all-linear",)),
+    "lora_dropout": ("LoRA is", (0.0,)),
+    "use_liger_kernel": ("the Liger kernel is", (False,)),
+    "deepcompile": ("DeepCompile is", (False,)),
+    "zpg": ("ZeRO++ is", (1,)),
+}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is asked of this start of the program alone, and what the parser has to tell."""
+
+    config: str | None = option(
+        None, "YAML file with any of these settings; flags win over it", default_text="none", is_path=True
+    )
+    check: bool = option(False, "check the configuration and the data, and end")
+    preview: int = option(0, "print so many rows as the model sees them, and end", "rows", at_least=0)
+    debug: bool = option(False, "show the traceback of an error")
+    output: str | None = option(
+        None, "JSON file with the results", default_text="<save_path>/evaluation.json", is_path=True
+    )
+    given: frozenset[str] = frozenset()  # the settings given by flag or file
+    warnings: tuple[str, ...] = ()  # allowed, but worth a second look
+
+
+def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
+    """Return the checked run and the options of this start.
+
+    Raises:
+        ConfigError: for anything wrong on the command line or in the file, as one sentence with its place.
+    """
+    flags = _read_flags(argv, command)
+    option_fields = {item.name: item for item in dataclasses.fields(RunOptions) if item.metadata}
+    options = {name: convert(option_fields[name], flags.pop(name)) for name in option_fields if name in flags}
+    given = (_read_yaml(options["config"]) if "config" in options else {}) | flags
+    for name in LATER:
+        if name in given:
+            _refuse_later(name, given.pop(name))
+    known = settings()
+    values = {name: convert(known[name], one) for name, one in given.items()}
+
+    def place(name: str) -> str:
+        return given[name].place if name in given else f"--{name}"
+
+    for name in ("pretrain", ROWS[command]):
+        if not values.get(name):
+            raise ConfigError(
+                f"{place(name)}: is required; got nothing. Give --{name}, or {name} in the --config file."
+            )
+    config = from_flat(values)
+    warnings = check(config, place, is_training=command == "train")
+    return config, RunOptions(**options, given=frozenset(given), warnings=tuple(warnings))
+
+
+def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:
+    """Return the flags by name; `--help` and `--version` print and exit with 0."""
+    parser = _parser(command)
+    _check_names(argv, command)
+    try:
+        found = parser.parse_args(argv, defaults=False)
+    except argparse.ArgumentError as error:
+        missing = re.match(r"argument --(\w+): expected", str(error))
+        if missing:
+            name = missing[1]
+            raise ConfigError(
+                f"--{name}: needs a value; got none. Give one; write --{name}=VALUE if it begins with a dash."
+            ) from None
+        stray = str(error).partition(": ")[2]
+        raise ConfigError(f"command line: a value must follow its flag; got {stray!r}. See --help.") from None
+    return {name: Given(f"--{name}", raw) for name, raw in vars(found).items()}
+
+
+def _parser(command: Command) -> ArgumentParser:
+    """Return the parser of one command; it only takes the command line apart, types come later."""
+    parser = ArgumentParser(
+        prog=f"openkto {command}",
+        usage=f"openkto {command} [--config FILE] [--pretrain MODEL] [--{ROWS[command]} ROWS] [--flag value ...]",
+        description={
+            "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
+            "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
+        }[command],
+        epilog="A boolean flag may stand alone or be followed by true or false. Every setting is also a key in YAML.",
+        version=__version__,
+        exit_on_error=False,
+        default_env=False,
+        formatter_class=argparse.HelpFormatter,
+    )
+    offered = _offered(command)
+    for item in dataclasses.fields(RunOptions):
+        if item.name in offered:
+            _add_flag(parser, item)
+    for name, section in SECTIONS.items():
+        group = parser.add_argument_group(TITLES[name])
+        for item in dataclasses.fields(section):
+            if item.name in offered:
+                _add_flag(group, item)
+    group = parser.add_argument_group("not in this version (accepted when off)")
+    for name, (_, off) in LATER.items():
+        is_switch = any(value is False for value in off)
+        many: dict[str, Any] = SWITCH if is_switch else {"nargs": "+"} if name == "target_modules" else {}
+        group.add_argument(f"--{name}", type=str, metavar="true|false" if is_switch else "VALUE", **many)
+    return parser
+
+
+def _add_flag(group: Any, item: dataclasses.Field[Any]) -> None:
+    known: Option = item.metadata["option"]
+    kind = kind_of(item)
+    metavars = {"int": "N", "bool": "true|false", "str": "TEXT", "list[str]": "PATH"}
+    metavar = "PATH" if known.is_path else "NAME" if known.choices else metavars.get(kind, "NUMBER")
+    many: dict[str, Any] = SWITCH if kind == "bool" else {"nargs": "+"} if is_list(item) else {}
+    choices = f"; {rule(item)}" if known.choices else ""
+    unit = f" [{known.unit}]" if known.unit else ""
+    text = f"{known.help}{choices}{unit} (default: {default_text(item)})"
+    group.add_argument(f"--{item.name}", type=str, metavar=metavar, help=text.replace("%", "%%"), **many)
+
+
+def _offered(command: Command) -> set[str]:
+    names = settings().keys() | {item.name for item in dataclasses.fields(RunOptions) if item.metadata}
+    return names - ({"output"} if command == "train" else TRAIN_ONLY)
+
+
+def _check_names(argv: list[str], command: Command) -> None:
+    """Refuse unknown flags by name, before the parser sees their values (one of them may be a key)."""
+    lists = {name for name, item in settings().items() if is_list(item)}
+    offered = _offered(command) | LATER.keys() | {"help", "version"}
+    seen: set[str] = set()
+    for token in argv:
+        is_flag = token.startswith("--") or (re.match("-[A-Za-z]", token) and " " not in token)
+        if not is_flag or token == "-h":
+            continue
+        dashed = token.partition("=")[0]
+        name = dashed.lstrip("-")
+        if name in TRAIN_ONLY and command == "evaluate":
+            raise ConfigError(f"{dashed}: belongs to training; got it for evaluate. Leave it out.")
+        if name not in offered or not token.startswith("--"):
+            raise ConfigError(
+                f"{dashed}: must be a flag of openkto {command}; got an unknown one. "
+                f"The nearest is --{_nearest(name, offered)}."
+            )
+        if name in seen and name in {*lists, "config"}:
+            cure = "Put all its values after one." if name in lists else "Give one file."
+            raise ConfigError(f"{dashed}: may stand once; got it twice. {cure}")
+        seen.add(name)
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    return difflib.get_close_matches(name.lower().replace("-", "_"), sorted(known), n=1, cutoff=0.0)[0]
+
+
+def _read_yaml(path: str) -> dict[str, Given]:
+    """Return the keys of a flat YAML mapping with their values as text.
+
+    The file is read as nodes, not as YAML 1.1 values: there 1e-6 is a string, 010 is eight and a later key silently
+    wins over an earlier one of the same name.
+    """
+    try:
+        root = yaml.compose(Path(path).read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigError(f"--config: must be a YAML file; got {path!r} ({error.strerror}). Check the path.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: must be UTF-8 text; got other bytes. Save it as UTF-8.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        line = f":{mark.line + 1}" if mark else ""
+        what = error.problem if isinstance(error, yaml.MarkedYAMLError) else "text that YAML cannot hold"
+        raise ConfigError(f"{path}{line}: must be YAML; got an error there: {what}. Correct the line.") from None
+    if not isinstance(root, yaml.MappingNode):
+        got = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "plain text"
+        raise ConfigError(f"{path}: must hold lines of the form 'name: value'; got {got}. See configs/ for examples.")
+    found: dict[str, Given] = {}
+    known = settings().keys() | LATER.keys()
+    for key_node, value_node in root.value:
+        key = str(key_node.value)
+        place = f"{path}: {key}"
+        if key not in known and isinstance(value_node, yaml.MappingNode):
+            raise ConfigError(
+                f"{place}: must be a setting; got a section. Write its settings without it: names are flat."
+            )
+        if key not in known:
+            raise ConfigError(
+                f"{place}: must be a setting; got an unknown name. The nearest is {_nearest(key, known)}."
+            )
+        if key in found:
+            line = key_node.start_mark.line + 1
+            raise ConfigError(f"{path}:{line}: a key may stand once; got {key!r} again. Keep one of the two.")
+        found[key] = Given(place, _plain(value_node, place))
+    return found
+
+
+def _plain(node: yaml.Node, place: str) -> Raw:
+    """Return a YAML value as text, a list of texts, or None for null."""
+    if isinstance(node, yaml.ScalarNode):
+        return None if node.tag.endswith(":null") else str(node.value)
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        return [str(item.value) for item in node.value]
+    raise ConfigError(
+        f"{place}: must be a value or a list of values; got something nested. Names are flat, see --help."
+    )
+
+
+def _refuse_later(name: str, given: Given) -> None:
+    """Refuse a flag whose feature this version does not have, unless its value asks for nothing."""
+    what, off_values = LATER[name]
+    texts = given.raw if isinstance(given.raw, list) else [given.raw]
+    for off in off_values:
+        kind = "str" if isinstance(off, str) else "bool" if isinstance(off, bool) else "float"
+        try:
+            if [convert_one(text, kind, Option("")) for text in texts] == [off]:
+                return
+        except ValueError:
+            continue
+    if given.raw is not None:
+        got = " ".join(str(text) for text in texts)
+        raise ConfigError(f"{given.place}: {what} not in this version; got {got}. Leave it out.")

@@ -1,0 +1,184 @@
+"""DeepspeedStrategy at every ZeRO stage: norms, clipping, what is not finite, precision, whole weights."""
+
+import os
+import time
+
+import pytest
+import torch
+
+from openkto.distributed.gather import gather_weights
+from openkto.distributed.strategy import DeepspeedStrategy
+from openkto.errors import TrainingError
+from openkto.models import Actor
+from tests.ranks import run_ranks
+from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
+
+STAGES = [0, 1, 2, 3]
+
+
+def tiny_tied_llama():
+    return tiny_llama(tie_word_embeddings=True)
+
+
+def gather_uneven_rows():
+    strategy = DeepspeedStrategy(param_dtype="fp32")
+    strategy.setup_distributed()
+    mine = torch.full((2 * strategy.rank, 3), float(strategy.rank))  # none, two and four rows
+    rows = strategy.gather_rows(mine)
+    return rows.tolist(), strategy.all_reduce([1.0, strategy.rank]).tolist(), strategy.all_reduce([strategy.rank], "max")
+
+
+def test_ranks_with_different_numbers_of_rows_are_gathered(tmp_path):
+    for rows, total, largest in run_ranks(gather_uneven_rows, 3, tmp_path):
+        assert rows == [[1.0] * 3] * 2 + [[2.0] * 3] * 4
+        assert total == [3.0, 3.0]
+        assert float(largest) == 2.0
+
+
+def last_grad_norm_and_weights(folder, zero_stage, max_norm, param_dtype="fp32", model=None, **more):
+    trainer, _ = make_trainer(
+        token_rows([True, False, True, False]), zero_stage=zero_stage, batch=4, micro=1, lr=1e-3, steps=2,
+        max_norm=max_norm, param_dtype=param_dtype, model=model, **more,
+    )  # fmt: skip
+    norms = []
+    step = trainer.strategy.step
+    trainer.strategy.step = lambda engine: norms.append(step(engine)) or norms[-1]
+    trainer.fit(quiet_args(folder, 2))
+    weights = gather_weights(trainer.model, trainer.model.module.model, torch.float32)
+    return [n.grad_norm for n in norms], weights
+
+
+def test_the_gradient_norm_is_one_float_and_the_same_at_every_stage(tmp_path):
+    runs = [run_ranks(last_grad_norm_and_weights, 2, tmp_path, tmp_path / f"{s}", s, 0.01)[0] for s in STAGES]
+    for norms, weights in runs:
+        assert all(type(n) is float for n in norms)
+        assert norms == pytest.approx(runs[0][0], rel=1e-4)
+        assert min(norms) > 0.01  # before clipping
+        for name, value in weights.items():
+            torch.testing.assert_close(value, runs[0][1][name], rtol=0, atol=1e-5)
+
+
+def test_tied_weights_stay_tied_and_whole(tmp_path):
+    for stage in (0, 3):
+        (_, weights) = run_ranks(
+            last_grad_norm_and_weights, 2, tmp_path, tmp_path / f"{stage}", stage, 1.0, "fp32", tiny_tied_llama
+        )[0]
+        assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+        assert weights["lm_head.weight"].shape == (61, 32)
+
+
+def checkpointed(folder, zero_stage, **checkpointing):
+    return last_grad_norm_and_weights(folder, zero_stage, 1.0, **checkpointing)[0]
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_gradient_checkpointing_changes_nothing(zero_stage, tmp_path):
+    plain = run_ranks(checkpointed, 2, tmp_path, tmp_path / "a", zero_stage)[0]
+    for use_reentrant in (False, True):
+        norms = run_ranks(checkpoint_run, 2, tmp_path, tmp_path / f"{use_reentrant}", zero_stage, use_reentrant)[0]
+        assert norms == pytest.approx(plain, rel=1e-5)
+
+
+def checkpoint_run(folder, zero_stage, use_reentrant):
+    return checkpointed(folder, zero_stage, gradient_checkpointing=True, use_reentrant=use_reentrant)
+
+
+def poisoned_llama():
+    model = tiny_llama()
+    model.model.embed_tokens.weight.data[5] = float("nan")
+    return model
+
+
+def train_on_a_poisoned_row(folder, zero_stage, poison):
+    rows = token_rows([True, False] * 3)
+    for item in rows.items:
+        item["prompt_ids"] = [6 if t == 5 else t for t in item["prompt_ids"]]
+        item["completion_ids"] = [6 if t == 5 else t for t in item["completion_ids"]]
+    if poison == "log-probability":
+        rows.items[4]["prompt_ids"][0] = 5  # the one token whose embedding is not a number
+    trainer, _ = make_trainer(rows, zero_stage=zero_stage, batch=6, micro=2, model=poisoned_llama)
+    if poison == "gradient":
+        trainer.loss = lambda log_ratio, label, z_ref: log_ratio * float("nan")
+        trainer.loss.needs_z_ref = True
+    before = {n: p.detach().clone() for n, p in trainer.model.module.named_parameters()} if zero_stage < 3 else {}
+    with pytest.raises(TrainingError) as error:
+        trainer.fit(quiet_args(folder, 1))
+    same = all(torch.equal(p.nan_to_num(), before[n].nan_to_num()) for n, p in trainer.model.module.named_parameters() if n in before)
+    return str(error.value), same
+
+
+@pytest.mark.parametrize("zero_stage", STAGES)
+def test_a_row_that_is_not_finite_stops_all_ranks_and_is_named(zero_stage, tmp_path):
+    for message, weights_stayed in run_ranks(
+        train_on_a_poisoned_row, 2, tmp_path, tmp_path / "out", zero_stage, "log-probability"
+    ):
+        assert message.startswith("the mismatched pairs: every log-probability must be finite; got nan")
+        assert "Look at row 4 (counted from 0)" in message
+        assert weights_stayed
+
+
+@pytest.mark.parametrize("zero_stage", STAGES)
+def test_a_gradient_that_is_not_finite_is_never_applied(zero_stage, tmp_path):
+    for message, weights_stayed in run_ranks(
+        train_on_a_poisoned_row, 2, tmp_path, tmp_path / "out", zero_stage, "gradient"
+    ):
+        assert message.startswith("step 1: the gradient is not finite (norm ")
+        assert "the update was not made. Look at rows 0, 1, 2, 3, 4, 5" in message
+        assert weights_stayed
+
+
+def bf16_run(folder, zero_stage):
+    trainer, _ = make_trainer(
+        token_rows([True, False, True, False]), zero_stage=zero_stage, batch=4, micro=2, lr=5e-7, steps=30, param_dtype="bf16"
+    )
+    trainer.fit(quiet_args(folder, 30))
+    masters = gather_weights(trainer.model, trainer.model.module.model, torch.float32)
+    return masters["model.norm.weight"] if masters else None
+
+
+@pytest.mark.parametrize("zero_stage", STAGES)
+def test_bfloat16_trains_float32_masters_that_small_steps_do_move(zero_stage, tmp_path):
+    norm_weight = run_ranks(bf16_run, 2, tmp_path, tmp_path / "out", zero_stage)[0]
+    moved = (norm_weight - 1.0).abs()
+    assert norm_weight.dtype == torch.float32
+    assert 1e-6 < float(moved.max()) < 2e-5  # 30 steps of 5e-7: bfloat16 itself would stay at 1.0
+
+
+def start_with_a_stale_lock(folder):
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    for op in ("deepspeed_shm_comm", "cpu_adam", "fused_adam"):
+        (folder / op).mkdir(parents=True, exist_ok=True)
+        (folder / op / "lock").touch()
+    started = time.monotonic()
+    trainer, _ = make_trainer(token_rows([True, False]), zero_stage=2, batch=2)
+    trainer.fit(quiet_args(folder / "out", 1))
+    return time.monotonic() - started
+
+
+def test_a_start_builds_no_op_and_waits_for_no_stale_lock(tmp_path):
+    assert max(run_ranks(start_with_a_stale_lock, 2, tmp_path, tmp_path, timeout=60)) < 30
+
+
+def offloaded_run(folder, ref_offload):
+    strategy = DeepspeedStrategy(param_dtype="fp32", zero_stage=2, adam_offload=True, ref_offload=ref_offload)
+    strategy.setup_distributed()
+    actor, reference = Actor(tiny_llama()), Actor(tiny_llama())
+    optimizer = strategy.create_optimizer(actor, lr=1e-3, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    (engine, _, _), reference = strategy.prepare((actor, optimizer, scheduler), reference)
+    ids = torch.arange(3, 23).view(2, 10)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, 0] = False
+    with torch.no_grad(), strategy.reference_forward(reference):
+        reference_log_prob = reference(ids, torch.ones_like(ids), mask).log_prob_B
+    log_prob = engine(ids, torch.ones_like(ids), mask).log_prob_B
+    strategy.backward(engine, log_prob.sum().float() / strategy.world_size, is_last=True)
+    decays = [g["weight_decay"] for g in engine.optimizer.param_groups]
+    return strategy.step(engine).applied, float((log_prob - reference_log_prob).abs().max()), decays
+
+
+def test_offload_flags_train_and_norms_do_not_decay(tmp_path):
+    for applied, difference, decays in run_ranks(offloaded_run, 2, tmp_path, tmp_path, True):
+        assert applied
+        assert difference == 0.0
+        assert decays == [0.1, 0.0]

@@ -1,0 +1,109 @@
+"""What is wrong with a model folder is said in one sentence with its place."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from openkto.errors import ConfigError
+from openkto.models import Actor, load_tokenizer
+from openkto.models.loading import load_config, load_model
+from tests.tiny import tiny_llama
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def refusal(call, *arguments) -> str:
+    with pytest.raises(ConfigError) as error:
+        call(*arguments)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    assert refusal(load_config, str(tmp_path / "nothing")).endswith("nothing: no such folder. Check the path.")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    assert "a model's folder holds a config.json; got none" in refusal(load_config, str(tmp_path))
+
+
+def test_an_adapter_is_not_taken_for_a_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "Name the base model" in refusal(load_config, str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "no such kind"}', "{}"])
+def test_a_broken_config_is_one_sentence(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    assert "cannot load the model" in refusal(load_config, str(tmp_path))
+
+
+def test_missing_weights_are_refused(folder):
+    (folder / "model.safetensors").unlink()
+    assert "cannot load the model" in refusal(load_model, str(folder))
+
+
+def test_cut_weights_are_refused(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    assert "cannot load the model" in refusal(load_model, str(folder))
+
+
+def test_weights_that_lack_a_layer_are_refused_not_invented(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    assert "must hold every parameter of the configuration; got none for model.layers.2" in refusal(
+        load_model, str(folder)
+    )
+
+
+def test_weights_of_another_size_are_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 99}))
+    assert "--pretrain" in refusal(load_model, str(folder))
+
+
+def test_encoder_decoders_and_models_that_see_are_refused(tmp_path):
+    transformers.T5Config().save_pretrained(tmp_path)
+    assert "got t5, which has an encoder" in refusal(load_config, str(tmp_path))
+    transformers.Gemma3Config().save_pretrained(tmp_path)
+    assert "must be for text alone; got gemma3 with a vision part" in refusal(load_config, str(tmp_path))
+
+
+def test_a_models_own_python_runs_only_when_it_is_allowed(folder, tmp_path_factory):
+    marker = tmp_path_factory.mktemp("marker") / "ran"
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    assert "Pass --trust_remote_code if you trust its author" in refusal(load_config, str(folder))
+    assert not marker.exists()
+
+
+def test_a_missing_tokenizer_is_said(folder):
+    assert "cannot load the tokenizer" in refusal(load_tokenizer, str(folder))
+
+
+def test_two_forwards_of_an_actor_agree_whatever_the_models_dropout():
+    model = tiny_llama(attention_dropout=0.5)
+    actor = Actor(model).train()
+    ids = torch.arange(3, 23).view(2, 10)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, :4] = False
+    first, second = (actor(ids, torch.ones_like(ids), mask).log_prob_B for _ in range(2))
+    assert torch.equal(first, second)
+    assert model.config.attention_dropout == 0.5  # the export keeps the model's own configuration
+
+
+def test_a_head_that_does_something_unknown_is_refused():
+    model = tiny_llama()
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output * 1.5)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM is off by .* nats a token"):
+        Actor(model).check_head(tolerance=1e-3)

@@ -1,0 +1,192 @@
+"""The commands as a user runs them: what they leave, their exit status, their one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from openkto.commands import evaluate, train
+from openkto.commands.run import run
+from tests.ranks import run_ranks
+from tests.text_rows import write_model, write_rows
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
+    write_model(tmp_path / "model")
+    write_rows(tmp_path / "rows.jsonl", 20)
+    write_rows(tmp_path / "eval.jsonl", 7, messages=True)
+    return tmp_path
+
+
+def flags(place, *more):
+    return [
+        "--pretrain", f"{place}/model", "--dataset", f"{place}/rows.jsonl", "--eval_dataset", f"{place}/eval.jsonl",
+        "--train_batch_size", "8", "--learning_rate", "1e-3", "--save_path", f"{place}/out", "--max_len", "128",
+        "--use_tensorboard", "none", *more,
+    ]  # fmt: skip
+
+
+def lines(folder, kind):
+    return [x for x in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if x["kind"] == kind]
+
+
+def numbers(line):
+    """Return what does not depend on the machine's speed."""
+    timed = ("kind", "samples_per_second", "tokens_per_second", "step_time_s", "peak_memory_gb", "seconds")
+    return {name: value for name, value in line.items() if name not in timed}
+
+
+def test_a_run_leaves_a_model_that_transformers_loads_with_the_same_numbers(place):
+    run_ranks(train.main, 2, place, flags(place, "--zero_stage", "3", "--eval_at_start"))
+    out = place / "out"
+    first, last = lines(out, "eval")
+    assert first["rewards/margins"] == 0.0
+    assert last["loss"] != first["loss"]
+    assert lines(out, "run")[0]["world_size"] == 2
+
+    base = transformers.AutoConfig.from_pretrained(place / "model").to_dict()
+    config = transformers.AutoConfig.from_pretrained(out).to_dict()
+    assert {name for name in base if base[name] != config[name]} <= {"_name_or_path"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.chat_template
+    # The exported model's mean log-probability of the desirable rows is the one that the run logged.
+    sums = []
+    for row in map(json.loads, (place / "eval.jsonl").read_text().splitlines()):
+        prompt, whole = (
+            tokenizer.apply_chat_template(messages, add_generation_prompt=ask, tokenize=False)
+            for messages, ask in ((row["prompt"], True), (row["prompt"] + row["completion"], False))
+        )
+        ids = torch.tensor([tokenizer(whole.rstrip("\n"), add_special_tokens=False)["input_ids"]])
+        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        with torch.no_grad():
+            tokens = model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+        if row["label"]:
+            sums.append(float(tokens[start - 1 :].sum()))
+    assert last["logps/chosen"] == pytest.approx(sum(sums) / len(sums), rel=1e-5)
+
+
+def test_the_written_run_file_starts_the_same_run_again(place):
+    run_ranks(train.main, 1, place, flags(place))
+    first = [numbers(line) for line in lines(place / "out", "train")]
+    run_ranks(train.main, 1, place, ["--config", f"{place}/out/run.yaml", "--save_path", f"{place}/again"])
+    assert [numbers(line) for line in lines(place / "again", "train")] == first
+
+
+def test_evaluate_gives_the_numbers_of_the_run_that_made_the_model(place):
+    run_ranks(train.main, 1, place, flags(place))
+    common = ["--max_len", "128", "--eval_dataset", f"{place}/eval.jsonl", "--ref_pretrain", f"{place}/model"]
+    run_ranks(evaluate.main, 2, place, ["--pretrain", f"{place}/out", *common, "--output", f"{place}/e.json"])
+    values = json.loads((place / "e.json").read_text())["eval"]
+    (logged,) = lines(place / "out", "eval")
+    assert values.pop("rows") == 7
+    assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5, abs=1e-6)
+
+
+def test_a_bfloat16_run_exports_bfloat16_unless_told_otherwise(place):
+    run_ranks(train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1"))
+    assert transformers.AutoModelForCausalLM.from_pretrained(place / "out", dtype="auto").dtype == torch.bfloat16
+    run_ranks(
+        train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1", "--export_dtype", "fp32")
+    )
+    assert transformers.AutoModelForCausalLM.from_pretrained(place / "out", dtype="auto").dtype == torch.float32
+
+
+def test_auto_weights_bring_the_ratio_to_one(place, capsys):
+    run_ranks(train.main, 1, place, flags(place, "--undesirable_loss_weight", "auto", "--max_steps", "1"))
+    assert "undesirable_loss_weight: 1.8571428571428572" in (place / "out/run.yaml").read_text()  # 13 rows against 7
+
+
+def status(command, argv, capsys):
+    code = run(command, argv)
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err
+    return code, output.out + output.err
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "sentence"),
+    [
+        (["--learning_rat", "1"], 2, "learning_rate"),
+        (["--beta", "-1"], 2, "--beta"),
+        (["--train_batch_size", "1"], 2, "--train_batch_size"),
+        (["--pretrain", "/nowhere/model"], 2, "--pretrain: must be a Hugging Face name or a folder that exists; got '/nowhere/model'"),
+        (["--lora_rank", "8"], 2, "--lora_rank"),
+        (["--use_wandb", "0123456789abcdef"], 2, "WANDB_API_KEY"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_with_its_exit_status(place, more, code, sentence, capsys):
+    got, text = status(train.main, flags(place, *more), capsys)
+    assert got == code
+    (error,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert sentence in error
+    assert "0123456789abcdef" not in text
+
+
+def test_a_bad_row_is_named_with_file_and_line(place, capsys):
+    with (place / "rows.jsonl").open("a") as file:
+        file.write('{"prompt": "a", "completion": "b", "label": "maybe"}\n')
+    code, text = status(train.main, flags(place, "--check"), capsys)
+    assert code == 3
+    assert f"error: {place}/rows.jsonl:21: " in text
+    assert "maybe" in text
+
+
+def test_a_missing_file_is_named(place, capsys):
+    (place / "rows.jsonl").unlink()
+    code, text = status(train.main, flags(place, "--check"), capsys)
+    assert code == 3
+    assert f"error: {place}/rows.jsonl: must be an existing file" in text
+
+
+def test_check_reads_everything_and_trains_nothing(place, capsys, caplog):
+    code, _ = status(train.main, flags(place, "--check"), capsys)
+    assert code == 0
+    assert not (place / "out").exists()
+
+
+def test_preview_shows_labels_and_the_completion(place, capsys):
+    code, text = status(train.main, flags(place, "--preview", "2"), capsys)
+    assert code == 0
+    assert "Is 1 even?" in text
+    assert "No, 1 is odd." in text
+
+
+def launch(place, *command, env=None):
+    environment = {**os.environ, **(env or {}), "PATH": f"{BIN}:{os.environ['PATH']}", "TORCHDYNAMO_DISABLE": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_the_deepspeed_launcher_runs_the_script_and_passes_its_exit_status_on(place):
+    command = ("deepspeed", "--num_gpus", "2", "cli/train_kto.py")
+    done = launch(place, *command, *flags(place), env={"WANDB_API_KEY": "SECRET123", "HF_TOKEN": "SECRET123"})
+    assert done.returncode == 0, done.stderr
+    assert "step 3/3" in done.stderr
+    written = [p.read_bytes() for p in (place / "out").rglob("*") if p.is_file()]
+    assert not any(b"SECRET123" in content for content in [*written, done.stdout.encode(), done.stderr.encode()])
+    wrong = launch(place, *command, *flags(place, "--zero_stage", "9"))
+    assert wrong.returncode == 2
+    assert "--zero_stage" in wrong.stderr
+
+
+def test_torchrun_and_the_installed_command_run_too(place):
+    alone = launch(place, BIN / "openkto", "train", *flags(place))
+    assert alone.returncode == 0, alone.stderr
+    expected = [numbers(line) for line in lines(place / "out", "train")]
+    done = launch(
+        place, "torchrun", "--nproc_per_node", "2", "--module", "openkto", "train", *flags(place, "--save_path", f"{place}/t")
+    )
+    assert done.returncode == 0, done.stderr
+    for line, other in zip(expected, [numbers(x) for x in lines(place / "t", "train")], strict=True):
+        line.pop("padding_fraction"), other.pop("padding_fraction")
+        assert other == pytest.approx(line, rel=1e-4, abs=1e-4)

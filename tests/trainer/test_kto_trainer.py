@@ -1,0 +1,190 @@
+"""What fit and evaluate report, in numbers, on any number of ranks."""
+
+import json
+
+import pytest
+import torch
+
+from openkto.errors import ConfigError
+from tests.ranks import run_ranks
+from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
+
+LABELS = [True, False, True, True, False]
+MIXTRAL = dict(num_local_experts=4, num_experts_per_tok=2)
+
+
+def lines(folder, kind):
+    return [x for x in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if x["kind"] == kind]
+
+
+def other_llama():
+    return tiny_llama(seed=9)
+
+
+def evaluate(micro, zero_stage=0, loss_type="kto"):
+    trainer, _ = make_trainer(
+        token_rows([True, False]), zero_stage=zero_stage, batch=2, micro=micro, reference=other_llama,
+        eval_rows=token_rows([True, False, False, True, False, True, True], seed=4), beta=0.3, loss_type=loss_type,
+    )  # fmt: skip
+    return trainer.evaluate()["eval"]
+
+
+def test_evaluation_gives_the_same_numbers_on_any_number_of_ranks(tmp_path):
+    alone = run_ranks(evaluate, 1, tmp_path, 7)[0]
+    assert {"loss", "kl", "rewards/auc", "rewards/accuracy", "rewards/margins", "logps/chosen"} <= alone.keys()
+    for world_size, micro, stage in ((2, 1, 0), (3, 2, 0), (2, 2, 3)):
+        for values in run_ranks(evaluate, world_size, tmp_path, micro, stage):
+            assert values == pytest.approx(alone, rel=1e-5, abs=1e-5)
+
+
+def test_evaluation_pairs_inside_its_own_set_and_clamps_once(tmp_path):
+    values = run_ranks(evaluate, 1, tmp_path, 7)[0]
+    rows, policy, reference = token_rows([True, False, False, True, False, True, True], seed=4), tiny_llama(), other_llama()
+
+    def log_ratio(prompt, completion):
+        ids = torch.tensor([prompt["prompt_ids"] + completion["completion_ids"]])
+        sums = []
+        for model in (policy.double(), reference.double()):
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+            tokens = logits.gather(-1, ids[0, 1:, None])[len(prompt["prompt_ids"]) - 1 :]
+            sums.append(float(tokens.sum()))
+        return sums[0] - sums[1]
+
+    k = [log_ratio(rows[i], rows[i - 1]) for i in range(7)]
+    r = [log_ratio(rows[i], rows[i]) for i in range(7)]
+    assert values["kl_unclamped"] == pytest.approx(sum(k) / 7, rel=1e-4)
+    assert values["kl"] == pytest.approx(max(0.0, sum(k) / 7), rel=1e-4)
+    chosen = [0.3 * r[i] for i in range(7) if rows[i]["label"]]
+    assert values["rewards/chosen"] == pytest.approx(sum(chosen) / 4, rel=1e-4)
+
+
+def train(folder, zero_stage=0, steps=4, **more):
+    args = {name: more.pop(name) for name in ("logging_steps", "log_entropy", "eval_steps", "eval_at_start") if name in more}
+    consumed = more.pop("consumed_samples", 0)
+    stop = more.pop("stop_after_steps", None)
+    trainer, _ = make_trainer(token_rows(LABELS), zero_stage=zero_stage, batch=2, micro=1, steps=steps, **more)
+    trainer.fit(quiet_args(folder, steps, stop_after_steps=stop, **args), consumed_samples=consumed)
+
+
+def run_train(world_size, folder, **more):
+    run_ranks(call_train, world_size, folder.parent, folder, more)
+
+
+def call_train(folder, more):
+    train(folder, **more)
+
+
+def test_rewards_are_exactly_zero_before_the_first_update(tmp_path):
+    for stage in (0, 3):
+        run_train(2, tmp_path / f"{stage}", zero_stage=stage, steps=1)
+        (first,) = lines(tmp_path / f"{stage}", "train")
+        assert first["rewards/chosen"] == first.get("rewards/rejected", 0.0) == first["kl"] == 0.0
+        assert first["loss"] == 0.5
+
+
+def test_a_line_over_several_steps_pools_their_rows(tmp_path):
+    run_train(1, tmp_path / "each", steps=4)
+    run_train(2, tmp_path / "pooled", steps=4, logging_steps=2)
+    each, pooled = lines(tmp_path / "each", "train"), lines(tmp_path / "pooled", "train")
+    assert [line["step"] for line in pooled] == [2, 4]
+    rows = [2, 3, 2, 3]  # batches of an epoch of five rows: two and three
+    assert [line["consumed_samples"] for line in each] == [2, 5, 7, 10]
+    for name in ("loss", "kl", "rewards/accuracy"):
+        for i, line in enumerate(pooled):
+            a, b = each[2 * i][name], each[2 * i + 1][name]
+            assert line[name] == pytest.approx((rows[0] * a + rows[1] * b) / 5, rel=1e-5, abs=1e-6), name
+    assert pooled[-1]["num_tokens"] == each[-1]["num_tokens"]
+    assert pooled[-1]["learning_rate"] == each[-1]["learning_rate"]
+
+
+def test_the_schedule_spans_the_run_and_a_stop_leaves_it_alone(tmp_path):
+    more = dict(steps=8, schedule="linear", warmup_ratio=0.25, lr=1e-3)
+    run_train(1, tmp_path / "whole", **more)
+    run_train(1, tmp_path / "stopped", stop_after_steps=3, **more)
+    whole = [line["learning_rate"] for line in lines(tmp_path / "whole", "train")]
+    assert whole[:2] == [0.0005, 0.001]
+    assert whole[-1] == 0.0
+    assert [line["learning_rate"] for line in lines(tmp_path / "stopped", "train")] == whole[:3]
+    (summary,) = lines(tmp_path / "stopped", "summary")
+    assert summary["step"] == 3
+
+
+def test_training_goes_on_after_consumed_samples(tmp_path):
+    run_train(1, tmp_path / "whole", steps=4)
+    run_train(1, tmp_path / "rest", steps=4, consumed_samples=5)
+    assert [line["step"] for line in lines(tmp_path / "rest", "train")] == [3, 4]
+    assert [line["epoch"] for line in lines(tmp_path / "rest", "train")] == [1.4, 2.0]
+
+
+def test_evaluations_come_at_the_start_once_an_epoch_and_at_the_end(tmp_path):
+    run_train(2, tmp_path / "a", steps=5, eval_rows=token_rows([True, False, True]), eval_at_start=True)
+    assert [line["step"] for line in lines(tmp_path / "a", "eval")] == [0, 2, 4, 5]
+    run_train(1, tmp_path / "b", steps=5, eval_rows=token_rows([True, False, True]), eval_steps=0)
+    assert lines(tmp_path / "b", "eval") == []
+    run_train(1, tmp_path / "c", steps=3)
+    assert lines(tmp_path / "c", "eval") == []
+
+
+def test_entropy_is_a_mean_over_completion_tokens(tmp_path):
+    run_train(2, tmp_path / "a", steps=1, log_entropy=True)
+    run_train(1, tmp_path / "b", steps=1, log_entropy=True)
+    (one,), (two,) = lines(tmp_path / "a", "train"), lines(tmp_path / "b", "train")
+    assert one["entropy"] == pytest.approx(two["entropy"], rel=1e-5)
+    assert 0 < one["entropy"] < 4.12  # log of the vocabulary of 61 words
+
+
+def tiny_mixtral():
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, **MIXTRAL,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_the_balancing_loss_weighs_micro_batches_by_their_tokens_and_ignores_dummies(zero_stage, tmp_path):
+    more = dict(steps=2, model=tiny_mixtral, aux_loss_coef=0.01, zero_stage=zero_stage)
+    run_train(3, tmp_path / "three", **more)  # more ranks than rows: dummies run too
+    run_train(1, tmp_path / "one", **more)
+    three, one = lines(tmp_path / "three", "train"), lines(tmp_path / "one", "train")
+    for a, b in zip(three, one, strict=True):
+        assert a["aux_loss"] == pytest.approx(b["aux_loss"], rel=1e-4)  # micro-batches of one row in both
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+        assert 1.5 < b["aux_loss"] < 3.5  # top-2 of 4 experts in balance gives 2
+
+
+def test_a_loss_without_z_ref_runs_no_mismatched_forward(tmp_path):
+    run_train(2, tmp_path / "a", steps=2, loss_type="apo_zero_unpaired")
+    for line in lines(tmp_path / "a", "train"):
+        assert not {"kl", "kl_unclamped"} & line.keys()
+    values = run_ranks(evaluate, 2, tmp_path, 2, 0, "apo_zero_unpaired")[0]
+    assert "kl" not in values
+
+
+def contradictions():
+    messages = []
+    for more in ({"max_norm": 0.5}, {"save_hf_ckpt": True}):
+        try:
+            make_trainer_with(more)
+        except ConfigError as error:
+            messages.append(str(error))
+    return messages
+
+
+def make_trainer_with(more):
+    trainer, strategy = make_trainer(token_rows(LABELS))
+    settings = dict(
+        model=trainer.model, ref_model=trainer.ref_model, tokenizer=None, strategy=strategy, optim=trainer.optim,
+        train_dataloader=trainer.train_dataloader, scheduler=trainer.scheduler,
+    )  # fmt: skip
+    type(trainer)(**(settings | more))
+
+
+def test_arguments_that_contradict_the_strategy_are_refused(tmp_path):
+    first, second = run_ranks(contradictions, 1, tmp_path)[0]
+    assert first == "max_norm: must be the strategy's 1.0; got 0.5. Give both the same."
+    assert "writes no checkpoints" in second

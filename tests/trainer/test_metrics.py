@@ -1,0 +1,62 @@
+"""Metrics pool rows and counts; they never average averages."""
+
+import numpy as np
+import pytest
+
+from openkto.models.loss import KTOLoss
+from openkto.trainer.metrics import BatchRows, MetricWindow, area_under_curve
+
+
+def batch(log_ratios, labels, z_ref=0.0, mean=None):
+    ratios = np.array(log_ratios, dtype=np.float64)
+    return BatchRows(ratios - 10.0, ratios, np.array(labels), z_ref, z_ref if mean is None else mean)
+
+
+def test_a_window_pools_rows_of_batches_of_different_size():
+    window = MetricWindow(KTOLoss(beta=0.5))
+    window.add(batch([2.0], [True], z_ref=1.0))
+    window.add(batch([4.0, 6.0, -1.0], [True, True, False], z_ref=0.0, mean=-4.0))
+    values = window.values()
+    assert values["rewards/chosen"] == 0.5 * (2 + 4 + 6) / 3
+    assert values["rewards/rejected"] == -0.5
+    assert values["rewards/margins"] == 2.5
+    assert values["logps/chosen"] == (2 + 4 + 6) / 3 - 10
+    assert values["kl"] == 1 / 4
+    assert values["kl_unclamped"] == (1.0 - 3 * 4.0) / 4
+    assert values["rewards/accuracy"] == 1.0
+    assert values["rewards/auc"] == 1.0
+    sigmoid = 1 / (1 + np.exp(-0.5 * np.array([2 - 1.0, 4, 6, 1])))
+    assert values["loss"] == pytest.approx(float((1 - sigmoid).mean()), rel=1e-12)
+
+
+def test_a_class_without_rows_has_no_metric():
+    window = MetricWindow(KTOLoss())
+    window.add(batch([1.0, 2.0], [False, False]))
+    values = window.values()
+    assert "rewards/rejected" in values
+    assert not {"rewards/chosen", "logps/chosen", "rewards/margins", "rewards/auc"} & values.keys()
+
+
+def test_a_loss_without_z_ref_has_no_kl():
+    window = MetricWindow(KTOLoss(loss_type="apo_zero_unpaired"))
+    window.add(BatchRows(np.zeros(1), np.ones(1), np.array([True]), 0.0, None))
+    assert not {"kl", "kl_unclamped"} & window.values().keys()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "labels", "expected"),
+    [
+        ([3, 1, 2], [True, False, False], 1.0),
+        ([0, 1, 2], [True, False, False], 0.0),
+        ([1, 1], [True, False], 0.5),
+        ([2, 1, 1, 0], [True, True, False, False], 3.5 / 4),
+    ],
+)
+def test_auc_counts_a_tie_half(rewards, labels, expected):
+    assert area_under_curve(np.array(rewards, dtype=np.float64), np.array(labels)) == expected
+
+
+def test_accuracy_is_about_the_reference_point_not_about_zero():
+    window = MetricWindow(KTOLoss())
+    window.add(batch([0.5, 0.5], [True, False], z_ref=1.0))
+    assert window.values()["rewards/accuracy"] == 0.5
