@@ -2,8 +2,8 @@
 
 import sys
 
-from openkto.commands.train import main
 from openkto.commands.run import run_and_exit
+from openkto.commands.train import main
 
 if __name__ == "__main__":
     run_and_exit(main, sys.argv[1:])

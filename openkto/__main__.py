@@ -23,7 +23,9 @@ def dispatch(argv: list[str]) -> None:
         print(f"usage: openkto {{{','.join(COMMANDS)}}} [flags]; openkto <command> --help lists the flags")
         return
     if words[0] not in COMMANDS:
-        raise ConfigError(f"openkto: the command must be one of {', '.join(COMMANDS)}; got {words[0]}. Name one of them.")
+        raise ConfigError(
+            f"openkto: the command must be one of {', '.join(COMMANDS)}; got {words[0]}. Name one of them."
+        )
     COMMANDS[words[0]](launcher + words[1:])
 
 

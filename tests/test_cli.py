@@ -96,9 +96,7 @@ def test_evaluate_gives_the_numbers_of_the_run_that_made_the_model(place):
 def test_a_bfloat16_run_exports_bfloat16_unless_told_otherwise(place):
     run_ranks(train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1"))
     assert transformers.AutoModelForCausalLM.from_pretrained(place / "out", dtype="auto").dtype == torch.bfloat16
-    run_ranks(
-        train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1", "--export_dtype", "fp32")
-    )
+    run_ranks(train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1", "--export_dtype", "fp32"))
     assert transformers.AutoModelForCausalLM.from_pretrained(place / "out", dtype="auto").dtype == torch.float32
 
 
@@ -120,7 +118,11 @@ def status(command, argv, capsys):
         (["--learning_rat", "1"], 2, "learning_rate"),
         (["--beta", "-1"], 2, "--beta"),
         (["--train_batch_size", "1"], 2, "--train_batch_size"),
-        (["--pretrain", "/nowhere/model"], 2, "--pretrain: must be a Hugging Face name or a folder that exists; got '/nowhere/model'"),
+        (
+            ["--pretrain", "/nowhere/model"],
+            2,
+            "--pretrain: must be a Hugging Face name or a folder that exists; got '/nowhere/model'",
+        ),
         (["--lora_rank", "8"], 2, "--lora_rank"),
         (["--use_wandb", "0123456789abcdef"], 2, "WANDB_API_KEY"),
     ],
@@ -184,7 +186,14 @@ def test_torchrun_and_the_installed_command_run_too(place):
     assert alone.returncode == 0, alone.stderr
     expected = [numbers(line) for line in lines(place / "out", "train")]
     done = launch(
-        place, "torchrun", "--nproc_per_node", "2", "--module", "openkto", "train", *flags(place, "--save_path", f"{place}/t")
+        place,
+        "torchrun",
+        "--nproc_per_node",
+        "2",
+        "--module",
+        "openkto",
+        "train",
+        *flags(place, "--save_path", f"{place}/t"),
     )
     assert done.returncode == 0, done.stderr
     for line, other in zip(expected, [numbers(x) for x in lines(place / "t", "train")], strict=True):

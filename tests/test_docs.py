@@ -12,7 +12,11 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def run_library_example(folder):
     code = re.search(r"```python\n(.*?)```", (DOCS / "library.md").read_text(), re.DOTALL)[1]
-    for placeholder, real in (("path/to/model", "model"), ("path/to/rows.jsonl", "rows.jsonl"), ('"out"', f'"{folder}/out"')):
+    for placeholder, real in (
+        ("path/to/model", "model"),
+        ("path/to/rows.jsonl", "rows.jsonl"),
+        ('"out"', f'"{folder}/out"'),
+    ):
         assert placeholder in code
         code = code.replace(placeholder, real if real.startswith('"') else f"{folder}/{real}")
     exec(compile(code, "library.md", "exec"), {})

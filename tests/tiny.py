@@ -8,9 +8,9 @@ import numpy as np
 import torch
 import transformers
 
+from openkto.data.loader import KTODataLoader
 from openkto.data.truncation import cut
 from openkto.distributed.strategy import DeepspeedStrategy
-from openkto.data.loader import KTODataLoader
 from openkto.models import Actor
 from openkto.trainer import FitArgs, KTOTrainer
 from openkto.trainer.schedule import create_scheduler
@@ -142,7 +142,10 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         # Else a tiny model's parameters all stay whole, and nothing would be tested.
         strategy.config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     strategy.setup_distributed()
-    settings = {"gradient_checkpointing": more.pop("gradient_checkpointing", False), "use_reentrant": more.pop("use_reentrant", False)}
+    settings = {
+        "gradient_checkpointing": more.pop("gradient_checkpointing", False),
+        "use_reentrant": more.pop("use_reentrant", False),
+    }
     actor = Actor((model or tiny_llama)(), **settings).to(strategy.load_dtype)
     reference = Actor((more.pop("reference", None) or model or tiny_llama)()).to(strategy.load_dtype)
     place = {"rank": strategy.rank, "world_size": strategy.world_size}

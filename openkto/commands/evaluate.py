@@ -34,7 +34,9 @@ def main(argv: list[str]) -> None:
     strategy.setup_distributed()
     sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
     with strategy.model_loading():
-        actor, ref_actor = (load_actor(config, name, strategy.load_dtype, trains=False) for name in (pretrain, reference))
+        actor, ref_actor = (
+            load_actor(config, name, strategy.load_dtype, trains=False) for name in (pretrain, reference)
+        )
     model, ref_model = strategy.prepare_frozen(actor), strategy.prepare_frozen(ref_actor)
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
     results = {}

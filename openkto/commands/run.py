@@ -1,6 +1,7 @@
 """Runs a command: one sentence and an exit status for what goes wrong, and a clean end of the process.
 
-Exit status: 0 done; 2 the command line, the configuration or a model folder is wrong; 3 the data is wrong; 1 anything else.
+Exit status: 0 done; 2 the command line, the configuration or a model folder is wrong; 3 the data is wrong; 1 anything
+else.
 """
 
 import logging
@@ -45,7 +46,9 @@ def _unexpected(error: Exception) -> str:
             f"the GPU's memory is full ({first_line}). Lower --micro_train_batch_size or --max_len, pass "
             "--gradient_checkpointing, or raise --zero_stage."
         )
-    return f"{type(error).__name__}: {first_line} Pass --debug to see where; please report it if it is not yours to mend."
+    return (
+        f"{type(error).__name__}: {first_line} Pass --debug to see where; please report it if it is not yours to mend."
+    )
 
 
 def run_and_exit(main: Callable[[list[str]], None], argv: list[str]) -> None:

@@ -72,15 +72,11 @@ def main(argv: list[str]) -> None:
         "max_tokens_per_micro_batch": train.max_tokens_per_micro_batch,
         "needs_mismatched": needs_mismatched,
     }
-    loader = KTODataLoader(
-        train_set, train.train_batch_size, train.micro_train_batch_size, seed=train.seed, **place
-    )
+    loader = KTODataLoader(train_set, train.train_batch_size, train.micro_train_batch_size, seed=train.seed, **place)
     eval_loaders = {
         name: KTODataLoader(rows, None, train.micro_train_batch_size, **place) for name, rows in eval_sets.items()
     }
-    optimizer = strategy.create_optimizer(
-        actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2
-    )
+    optimizer = strategy.create_optimizer(actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2)
     scheduler = create_scheduler(
         optimizer,
         optim.lr_scheduler,
@@ -103,7 +99,7 @@ def main(argv: list[str]) -> None:
         beta=loss.beta,
         desirable_weight=weights[0],
         undesirable_weight=weights[1],
-        loss_type=loss.loss_type,
+        loss_type=loss.loss_type,  # type: ignore[arg-type]  # checked by the parser
         aux_loss_coef=loss.aux_loss_coef,
         max_epochs=train.max_epochs,
     )

@@ -19,8 +19,8 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> IntArray:
 def batch_bounds(num_rows: int, batch_size: int) -> IntArray:
     """Return the bounds of an epoch's batches, [steps + 1]: batch b holds the rows bounds[b] to bounds[b + 1].
 
-    No row is dropped: what is left at the end is a batch of its own, or joins the one before it where it is under half a
-    batch or a single row, which could be paired with itself alone.
+    No row is dropped: what is left at the end is a batch of its own, or joins the one before it where it is under
+    half a batch or a single row, which could be paired with itself alone.
     """
     full, rest = divmod(num_rows, batch_size)
     bounds = np.arange(full + 1, dtype=np.int64) * batch_size
@@ -36,9 +36,9 @@ def pair_mismatched(prompt_keys_N: IntArray) -> IntArray:
     """Return s, [N]: row i's prompt is paired with the completion of row s[i].
 
     s is a permutation, so the mismatched completions are exactly the batch's own. Rotation by one serves unless it
-    pairs equal prompts. Then the rows are sorted stably by the first appearance of their prompt and rotated by the size g of
-    the largest group, which leaves max(0, 2g - N) rows with a completion of their own prompt: the fewest possible. A batch
-    of a single prompt stays with rotation by one, so that no row is paired with itself.
+    pairs equal prompts. Then the rows are sorted stably by the first appearance of their prompt and rotated by the
+    size g of the largest group, which leaves max(0, 2g - N) rows with a completion of their own prompt: the fewest
+    possible. A batch of a single prompt stays with rotation by one, so that no row is paired with itself.
 
     Source: the KL estimate of arXiv:2402.01306, section 4.1, with partners kept apart from their own prompt.
     """
@@ -60,8 +60,8 @@ def plan_micro_batches(
 ) -> list[list[IntArray]]:
     """Deal the rows of a global batch to ranks and micro-batches.
 
-    Rows of similar length run at the same time on all ranks, so padding is small and nobody waits long. Every rank gets the
-    same number of micro-batches, as ZeRO needs; some may be empty.
+    Rows of similar length run at the same time on all ranks, so padding is small and nobody waits long. Every rank
+    gets the same number of micro-batches, as ZeRO needs; some may be empty.
 
     Args:
         lengths_N: [N], tokens of each row after the cut.
@@ -85,8 +85,8 @@ def plan_micro_batches(
         waves = np.array_split(longest_first_N, len(waves))
     plan = []
     for m, wave in enumerate(waves):
-        # The shares that hold one row more are the last ones, whose rows are shorter; every second wave is dealt the other
-        # way round, so that no rank gets all the long ones.
+        # The shares that hold one row more are the last ones, whose rows are shorter; every second wave is dealt the
+        # other way round, so that no rank gets all the long ones.
         few, extra = divmod(len(wave), num_ranks)
         sizes = [few] * (num_ranks - extra) + [few + 1] * extra
         shares = np.split(wave, np.cumsum(sizes)[:-1])

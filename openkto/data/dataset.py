@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from openkto.data import truncation as rule
@@ -19,14 +20,17 @@ from openkto.data.problems import data_error
 from openkto.data.rows import RowSettings
 from openkto.data.sources import Source, find_sources
 from openkto.data.tokenize import choose_pad_token
-from openkto.errors import ConfigError
+from openkto.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """What became of the rows. Cut and kept rows are counted as an epoch sees them, mixing included."""
+    """What became of the rows; JSON-able through `dataclasses.asdict`.
+
+    Kept and cut rows are counted as an epoch sees them, mixing included; skipped records (a pair is one) by kind.
+    """
 
     rows_read: int
     kept: int
@@ -108,8 +112,12 @@ class UnpairedPreferenceDataset:
     def _open(self, folder: Path, sources: list[Source], probs: Sequence[float] | None, seed: int) -> None:
         """Map the prepared rows into memory, leave out what is too long, and mix."""
         prepared = load_prepared(folder)
-        stored = datasets.Dataset.from_file(str(folder / ROWS_FILE))
-        assert len(stored) == sum(prepared.rows_of_sources), f"{folder} is damaged: delete it"
+        try:
+            stored = datasets.Dataset.from_file(str(folder / ROWS_FILE))
+        except (OSError, pa.ArrowException) as error:
+            raise _damaged(folder, f"a file that cannot be opened ({error})") from None
+        if len(stored) != sum(prepared.rows_of_sources):
+            raise _damaged(folder, f"{len(stored)} rows of {sum(prepared.rows_of_sources)}")
         table = stored.data
         labels = table.column("label").to_numpy()
         prompt_lengths = pc.list_value_length(table.column("prompt_ids")).to_numpy()
@@ -182,6 +190,10 @@ class UnpairedPreferenceDataset:
     def preview(self, n: int, has_colour: bool = False) -> str:
         """Return n rows of each class as the model sees them, with the scored part marked."""
         return preview_rows(self, n, has_colour)
+
+
+def _damaged(folder: Path, got: str) -> DataError:
+    return data_error(str(folder), "the cached rows must be whole", got, "Delete the folder to make them again.")
 
 
 def _check_settings(settings: RowSettings, max_len: int) -> None:

@@ -42,8 +42,8 @@ class RankBatch(NamedTuple):
     """One rank's share of a global batch, and what all ranks know of the whole.
 
     A micro-batch is right-padded and holds `input_ids`, `attention_mask`, `loss_mask` (True on the scored completion
-    tokens), each [B, T], `label` [B] (True: desirable) and `row` [B] (source row numbers, -1 in a dummy). Mismatched ones
-    carry the names with `kl_` before them. A dummy micro-batch, which keeps ranks in step, scores no token.
+    tokens), each [B, T], `label` [B] (True: desirable) and `row` [B] (source row numbers, -1 in a dummy). Mismatched
+    ones carry the names with `kl_` before them. A dummy micro-batch, which keeps ranks in step, scores no token.
     """
 
     matched: list[MicroBatch]
@@ -189,8 +189,6 @@ class KTODataLoader:
         data = self.dataset
         pairs = [(data[int(i)], data[int(j)]) for i, j in zip(index, partner, strict=True)]
         sequences = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
-        same = sum(
-            x["completion_ids"] == y["completion_ids"] and x["prompt_ids"] != y["prompt_ids"] for x, y in pairs
-        )
+        same = sum(x["completion_ids"] == y["completion_ids"] and x["prompt_ids"] != y["prompt_ids"] for x, y in pairs)
         batch = collate(sequences, [x["label"] for x, _ in pairs], [x["row"] for x, _ in pairs], data.pad_token_id)
         return {f"kl_{name}": tensor for name, tensor in batch.items()}, same

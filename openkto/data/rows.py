@@ -113,9 +113,10 @@ class RowReader:
                 rule = "the completion of a text prompt must be text"
                 cure = "Write it as text, or pass --apply_chat_template to make the prompt a message."
                 raise BadRow(place, "wrong type", rule, shorten(completion), cure)
-            if system:
-                cure = "Pass --apply_chat_template, or write the system prompt into the prompt."
-                raise BadRow(place, "system", "a system prompt needs messages", "a text prompt", cure)
+            for key in ("system", "tools"):
+                if record.get(key):
+                    cure = f"Pass --apply_chat_template, or write the {key} into the prompt."
+                    raise BadRow(place, key, f"{key} needs messages", "a text prompt", cure)
             _check_not_empty(place, completion)
             if settings.input_template is not None:
                 prompt = settings.input_template.replace("{}", prompt)
@@ -150,8 +151,8 @@ class RowReader:
 def recognise(place: str, record: dict[str, object], settings: RowSettings) -> Format:
     """Return the format of a source from its first record; raises BadRow where it is none that is known."""
     keys = record.keys()
-    has_label = settings.label_key in keys or "kto_tag" not in keys
-    label_key = settings.label_key if has_label else "kto_tag"
+    is_kto_tag = settings.label_key == "label" and "label" not in keys and "kto_tag" in keys
+    label_key = "kto_tag" if is_kto_tag else settings.label_key
     if settings.input_key is not None or settings.output_key is not None:
         prompt_key = settings.input_key or "prompt"
         needed = [key for key in (settings.input_key, settings.output_key) if key is not None and key not in keys]

@@ -43,8 +43,8 @@ FREE = (
     "activation_checkpointing", "aio", "autotuning", "checkpoint", "comms_logger", "compile", "csv_monitor",
     "disable_allgather", "dump_state", "elasticity", "flops_profiler", "memory_breakdown", "sparse_gradients",
     "steps_per_print", "tensorboard", "timers", "wall_clock_breakdown", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "zero_optimization", "bf16", "fp16", "data_types", "wandb", "hybrid_engine", "nebula",
-    "use_data_before_expert_parallelism", "seq_parallel_communication_data_type", "graph_harvesting",
+    "zero_force_ds_cpu_optimizer", "zero_optimization", "bf16", "fp16", "data_types", "wandb", "hybrid_engine",
+    "nebula", "use_data_before_expert_parallelism", "seq_parallel_communication_data_type", "graph_harvesting",
 )  # fmt: skip
 
 
@@ -60,7 +60,8 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """Return the configuration for training with an optimizer of our own.
 
-    Gradient accumulation stays 1: the trainer sets each boundary itself, so that steps may differ in their number of micro-batches.
+    Gradient accumulation stays 1: the trainer sets each boundary itself, so that steps may differ in their number of
+    micro-batches.
     """
     zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": overlap_comm}
     if adam_offload:
@@ -132,7 +133,8 @@ def _merge(computed: dict[str, Any], user: dict[str, Any], path: str, prefix: st
         if name in OWNED and value != computed.get(key):
             decided = f"by {OWNED[name]}" + (f" ({json.dumps(computed[key])})" if key in computed else "")
             raise ConfigError(
-                f"--ds_config {path}: {name}: is decided {decided}; got {json.dumps(value)}. Take the key out of the file."
+                f"--ds_config {path}: {name}: is decided {decided}; got {json.dumps(value)}. "
+                "Take the key out of the file."
             )
         if isinstance(value, dict):
             base = computed.get(key, {})

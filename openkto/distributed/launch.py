@@ -18,8 +18,8 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 def start_process(backend: str | None = None) -> torch.device:
     """Join the process group and return this rank's device.
 
-    On a CPU DeepSpeed would first build a C++ op that training never uses: a minute or more, and a wait without end on the
-    lock of a builder that was killed. So its list of ops is emptied there.
+    On a CPU DeepSpeed would first build a C++ op that training never uses: a minute or more, and a wait without end
+    on the lock of a builder that was killed. So its list of ops is emptied there.
     """
     if "RANK" not in os.environ:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1")

@@ -131,7 +131,12 @@ class DeepspeedStrategy:
             {"params": [p for p in trainable if _dimensions(p) > 1], "weight_decay": weight_decay},
             {"params": [p for p in trainable if _dimensions(p) <= 1], "weight_decay": 0.0},
         ]
-        return AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=self.device.type == "cuda" and not self.adam_offload)
+        return AdamW(
+            [g for g in groups if g["params"]],
+            lr=lr,
+            betas=betas,
+            fused=self.device.type == "cuda" and not self.adam_offload,
+        )
 
     def prepare(
         self, training: tuple[nn.Module, Optimizer, LRScheduler], ref_model: nn.Module | None = None
@@ -147,7 +152,7 @@ class DeepspeedStrategy:
         return (engine, optimizer, scheduler), None if ref_model is None else self.prepare_frozen(ref_model)
 
     def prepare_frozen(self, model: nn.Module) -> Any:
-        """Return a model for forwards alone, without gradient or dropout; sharded where the strategy shards parameters."""
+        """Return a model for forwards alone, without gradient; sharded where the strategy shards parameters."""
         model.requires_grad_(False)
         model.eval()
         if self.zero_stage < 3:
@@ -183,8 +188,8 @@ class DeepspeedStrategy:
         The forward must have gone through `engine(...)` right before: ZeRO-3 drops micro-batches otherwise.
 
         Args:
-            loss: scalar: this micro-batch's part of the global loss, so that the parts of all ranks and micro-batches add up to
-                it. DeepSpeed averages over ranks, hence the factor.
+            loss: scalar: this micro-batch's part of the global loss, so that the parts of all ranks and
+                micro-batches add up to it. DeepSpeed averages over ranks, hence the factor.
             is_last: whether it is the step's last micro-batch on this rank.
         """
         engine.set_gradient_accumulation_boundary(is_last)
@@ -199,7 +204,9 @@ class DeepspeedStrategy:
         own_norm = None
         if self.zero_stage == 0 and self.precision != "fp16":
             # DeepSpeed has no norm here and would apply a NaN; the gradients are already reduced.
-            own_norm = float(nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None]))
+            own_norm = float(
+                nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None])
+            )
             if not math.isfinite(own_norm):
                 raise TrainingError(f"the gradient is not finite (norm {own_norm}); the update was not made.")
         at_smallest = self.precision == "fp16" and engine.optimizer.cur_scale <= 1.0

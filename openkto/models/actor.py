@@ -96,7 +96,8 @@ class Actor(nn.Module):
             attention_mask: [B, T], 1 on tokens, 0 on padding.
             loss_mask: [B, T], True on scored tokens; never on a row's first token.
             with_entropy: also sum the entropies of the distributions that predict them.
-            with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation 4).
+            with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation
+                4).
         """
         # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention has
         # faster kernels.
@@ -141,8 +142,9 @@ class Actor(nn.Module):
         worst = float((ours_B - theirs_B).abs().max()) / 7
         if not worst <= tolerance:
             raise ConfigError(
-                f"--pretrain: the log-probabilities must follow from the model's own logits; {type(self.model).__name__} "
-                f"is off by {worst:.3g} nats a token. Its head does something that OpenKTO does not know; please report it."
+                f"--pretrain: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
+                f"token between them for {type(self.model).__name__}. Its head does something that OpenKTO does not "
+                "know: please report it, and take another model."
             )
 
 

@@ -33,10 +33,14 @@ def export_model(
             for file in sorted(Path(scratch).iterdir()):
                 shutil.move(str(file), folder / file.name)
     except OSError as error:
-        raise OpenKTOError(f"{folder}: cannot save the model; {error}. Free some space or name another --save_path.") from error
+        raise OpenKTOError(
+            f"{folder}: cannot save the model; {error}. Free some space or name another --save_path."
+        ) from error
 
 
-def _write(model: PreTrainedModel, weights: dict[str, Tensor], tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
+def _write(
+    model: PreTrainedModel, weights: dict[str, Tensor], tokenizer: Any, folder: Path, dtype: torch.dtype
+) -> None:
     generation = model.generation_config
     # A generation config with contradicting settings trains and generates, but transformers refuses to save it.
     model.generation_config = GenerationConfig()

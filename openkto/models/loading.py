@@ -1,9 +1,10 @@
-"""Loading a causal language model and its tokenizer from a folder or the Hub, and saying plainly what is wrong with them.
+"""Loading a causal language model and its tokenizer from a folder or the Hub, and saying what is wrong with them.
 
 Sharded loading under ZeRO-3 needs nothing here: it is on while `DeepspeedStrategy.model_loading()` is open.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ def load_model(
 
     Args:
         dtype: of the parameters.
-        attn_implementation: `auto` takes flash-attention 2 where it is installed and can serve, else transformers' choice.
+        attn_implementation: `auto` takes flash-attention 2 where it can serve, else transformers' choice.
 
     Raises:
         ConfigError: there is no such model, it is of another kind, or its weights do not fit its configuration.
@@ -38,7 +39,7 @@ def load_model(
         half = dtype in (torch.bfloat16, torch.float16)
         attention = "flash_attention_2" if half and is_flash_attn_2_available() and torch.cuda.is_available() else ""
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             pretrain,
             config=config,
             dtype=dtype,
@@ -52,6 +53,7 @@ def load_model(
         if type(error).__module__.split(".")[0] not in ("safetensors", "safetensors_rust", "huggingface_hub"):
             raise
         raise ConfigError(_cannot_load(pretrain, error)) from error
+    model, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ConfigError(
@@ -108,9 +110,13 @@ def _check_folder(pretrain: str) -> None:
     if looks_local and not path.exists():
         raise ConfigError(f"--pretrain {pretrain}: no such folder. Check the path.")
     if path.is_file():
-        raise ConfigError(f"--pretrain {pretrain}: must be a model's folder; got a file. Name the folder that holds it.")
+        raise ConfigError(
+            f"--pretrain {pretrain}: must be a model's folder; got a file. Name the folder that holds it."
+        )
     if path.is_dir() and not (path / "config.json").exists():
-        cure = "Name the base model; adapters cannot be trained on yet." if (path / "adapter_config.json").exists() else ""
+        cure = (
+            "Name the base model; adapters cannot be trained on yet." if (path / "adapter_config.json").exists() else ""
+        )
         raise ConfigError(
             f"--pretrain {pretrain}: a model's folder holds a config.json; got none. "
             f"{cure or 'Name the folder that the model was saved to.'}"
@@ -123,7 +129,8 @@ def _cannot_load(pretrain: str, error: Exception) -> str:
             f"--pretrain {pretrain}: the model comes with Python code of its own, which is not run unasked. "
             "Pass --trust_remote_code if you trust its author."
         )
-    return f"--pretrain {pretrain}: cannot load the model: {_first_line(error)} Check the name, the files and the versions."
+    why = _first_line(error)
+    return f"--pretrain {pretrain}: cannot load the model: {why} Check the name, the files and the versions."
 
 
 def _first_line(error: Exception) -> str:
@@ -134,8 +141,8 @@ def _first_line(error: Exception) -> str:
 def disable_randomness(model: nn.Module) -> None:
     """Set every dropout, layer drop and router jitter of the model to 0, so that two forwards agree in any mode.
 
-    KTO compares a policy with a reference; noise in either is noise in the reward. The configuration is left as it is, for
-    the export.
+    KTO compares a policy with a reference; noise in either is noise in the reward. The configuration is left as it
+    is, for the export.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):

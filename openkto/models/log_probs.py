@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens from hidden states, without ever holding the logits of all of them.
 
-The head runs on chunks of tokens; the backward pass runs each chunk's head again instead of keeping it. So the memory is
-that of one chunk, forward and backward.
+The head runs on chunks of tokens; the backward pass runs each chunk's head again instead of keeping it, and turns the
+logits into their gradient in place. So the memory is that of one chunk, forward and backward.
 
 Shapes:  K = scored tokens in the micro-batch, C = tokens in a chunk, H = hidden size, V = vocabulary.
 Units:   nats.
@@ -25,22 +25,30 @@ class LogitMap:
     scale: float = 1.0
     softcap: float | None = None
 
-    def __call__(self, logits_CV: Tensor) -> Tensor:
+    def apply_(self, logits_CV: Tensor) -> Tensor:
+        """Map the head's output in place."""
         if self.scale != 1.0:
-            logits_CV = logits_CV * self.scale
+            logits_CV.mul_(self.scale)
         if self.softcap is not None:
-            logits_CV = self.softcap * torch.tanh(logits_CV / self.softcap)
+            logits_CV.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits_CV
+
+    def derivative(self, mapped_CV: Tensor) -> Tensor | float:
+        """Return the map's derivative where it gave `mapped_CV`."""
+        if self.softcap is None:
+            return self.scale
+        return self.scale * (1 - (mapped_CV / self.softcap).square())
 
 
 def _chunk_logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, logit_map: LogitMap) -> Tensor:
-    """Return the model's logits for a chunk, [C, V], float32."""
-    return logit_map(F.linear(hidden_CH, weight_VH, bias_V).float())
+    """Return the model's logits for a chunk, [C, V], float32, in a buffer of their own."""
+    return logit_map.apply_(F.linear(hidden_CH, weight_VH, bias_V).float())
 
 
-def _chosen_log_probs(logits_CV: Tensor, token_C: Tensor) -> Tensor:
-    """Return log softmax(logits)[token], [C]."""
-    return logits_CV.gather(-1, token_C.unsqueeze(-1)).squeeze(-1) - logits_CV.logsumexp(-1)
+def _logsumexp_(logits_CV: Tensor) -> Tensor:
+    """Return log sum exp over the vocabulary, [C], using up the logits' buffer."""
+    largest_C1 = logits_CV.amax(-1, keepdim=True)
+    return logits_CV.sub_(largest_C1).exp_().sum(-1).log_() + largest_C1.squeeze(-1)
 
 
 class _LinearLogProbs(torch.autograd.Function):
@@ -56,40 +64,44 @@ class _LinearLogProbs(torch.autograd.Function):
         logit_map: LogitMap,
         chunk: int,
     ) -> Tensor:
-        ctx.save_for_backward(hidden_KH, weight_VH, bias_V, token_K)
+        log_prob_K = torch.empty(len(token_K), dtype=torch.float32, device=hidden_KH.device)
+        normaliser_K = torch.empty_like(log_prob_K)
+        for s in _slices(len(token_K), chunk):
+            logits_CV = _chunk_logits(hidden_KH[s], weight_VH, bias_V, logit_map)
+            log_prob_K[s] = logits_CV.gather(-1, token_K[s, None]).squeeze(-1)
+            normaliser_K[s] = _logsumexp_(logits_CV)
+        log_prob_K -= normaliser_K
+        ctx.save_for_backward(hidden_KH, weight_VH, bias_V, token_K, normaliser_K)
         ctx.logit_map, ctx.chunk = logit_map, chunk
         device = hidden_KH.device.type
-        ctx.autocast = {
-            "device_type": device,
-            "enabled": torch.is_autocast_enabled(device),
-            "dtype": torch.get_autocast_dtype(device),
-        }
-        log_prob_K = torch.empty(len(token_K), dtype=torch.float32, device=hidden_KH.device)
-        for s in _slices(len(token_K), chunk):
-            log_prob_K[s] = _chosen_log_probs(_chunk_logits(hidden_KH[s], weight_VH, bias_V, logit_map), token_K[s])
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_KH.dtype
         return log_prob_K
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_KH, weight_VH, bias_V, token_K = ctx.saved_tensors
+        hidden_KH, weight_VH, bias_V, token_K, normaliser_K = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden_KH = torch.zeros_like(hidden_KH) if needs_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
-        weight = weight_VH.detach().requires_grad_(needs_weight)
-        bias = None if bias_V is None else bias_V.detach().requires_grad_(needs_bias)
+        weight, bias = weight_VH.to(ctx.dtype), None if bias_V is None else bias_V.to(ctx.dtype)
         for s in _slices(len(token_K), ctx.chunk):
-            with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                hidden = hidden_KH[s].detach().requires_grad_(needs_hidden)
-                log_prob_C = _chosen_log_probs(_chunk_logits(hidden, weight, bias, ctx.logit_map), token_K[s])
-            wanted = [t for t, needed in ((hidden, needs_hidden), (weight, needs_weight), (bias, needs_bias)) if needed]
-            grads = iter(torch.autograd.grad(log_prob_C, wanted, grad_outputs[0][s]))
-            if grad_hidden_KH is not None:
-                grad_hidden_KH[s] = next(grads)
-            if grad_weight_VH is not None:
-                grad_weight_VH += next(grads)
+            hidden_CH = hidden_KH[s].to(ctx.dtype)
+            logits_CV = _chunk_logits(hidden_CH, weight, bias, ctx.logit_map)
+            derivative = ctx.logit_map.derivative(logits_CV)
+            # d log p(token) / d logits = onehot(token) - softmax(logits)
+            grad_CV = logits_CV.sub_(normaliser_K[s, None]).exp_().neg_()
+            grad_CV.scatter_add_(-1, token_K[s, None], torch.ones_like(grad_CV[:, :1]))
+            grad_CV.mul_(grad_outputs[0][s, None]).mul_(derivative)
             if grad_bias_V is not None:
-                grad_bias_V += next(grads)
+                grad_bias_V += grad_CV.sum(0)
+            grad_CV = grad_CV.to(ctx.dtype)
+            if grad_hidden_KH is not None:
+                grad_hidden_KH[s] = grad_CV @ weight
+            if grad_weight_VH is not None and ctx.dtype == torch.float32:
+                grad_weight_VH.addmm_(grad_CV.T, hidden_CH)
+            elif grad_weight_VH is not None:
+                grad_weight_VH += grad_CV.T @ hidden_CH
         return (
             grad_hidden_KH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),

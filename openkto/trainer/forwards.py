@@ -48,7 +48,8 @@ def forward_without_gradient(
 ) -> BeforeGradient:
     """Run the policy on the mismatched pairs and the reference on everything, then agree on z_ref.
 
-    All of it comes before the first backward: z_ref is exact for every micro-batch, and ZeRO-3 keeps its prefetch order.
+    All of it comes before the first backward: z_ref is exact for every micro-batch, and ZeRO-3 keeps its prefetch
+    order.
 
     Raises:
         TrainingError: a log-ratio of a mismatched pair is not finite.
@@ -81,9 +82,7 @@ def forward_without_gradient(
     if not bool(totals[0].isfinite()):
         pairs_NC = strategy.gather_rows(torch.stack([row_L.double(), log_ratio_L], dim=1).to(device))
         stop_unless_finite("the mismatched pairs", pairs_NC[:, 0], pairs_NC[:, 1])
-    return BeforeGradient(
-        ref_log_prob, reference_point(totals[0], totals[1]), float(totals[0] / totals[1]), counts
-    )
+    return BeforeGradient(ref_log_prob, reference_point(totals[0], totals[1]), float(totals[0] / totals[1]), counts)
 
 
 def forward(model: Any, micro_batch: MicroBatch, device: torch.device) -> Tensor:

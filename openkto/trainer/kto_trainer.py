@@ -124,7 +124,7 @@ class KTOTrainer:
         step = updates = loader.start_at(consumed_samples)
         total_steps = args.max_steps or self.max_epochs * steps_per_epoch
         last_step = min(total_steps, args.stop_after_steps or total_steps)
-        reporter = Reporter(args, self.strategy, self.model, self.loss, loader, total_steps)
+        reporter = Reporter(args, self.strategy, self.model, self.loss, loader, step, total_steps)
         try:
             if args.eval_at_start:
                 self._evaluate_and_report(reporter, Position(step, consumed_samples, loader.num_rows))
@@ -198,7 +198,7 @@ class KTOTrainer:
     # ---- evaluation -------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> dict[str, dict[str, float]]:
-        """Return each evaluation set's metrics by its name: the whole set as one batch, the same on any number of ranks.
+        """Return each evaluation set's metrics by name: a set is one batch, the same on any number of ranks.
 
         Raises:
             TrainingError: a log-probability is not finite.

@@ -3,6 +3,7 @@
 Every rank holds a `Reporter` and calls it at the same places, since the peak memory is a maximum over ranks.
 """
 
+import itertools
 import json
 import logging
 import time
@@ -69,17 +70,35 @@ class StepReport:
     aux_loss: float | None
 
 
+def set_aside(folder: Path) -> None:
+    """Number an earlier run's records, so that a new run in the same folder neither mixes with them nor loses them."""
+    for name in ("metrics", "batches", "tokens"):
+        file = folder / f"{name}.jsonl"
+        if file.exists():
+            number = next(n for n in itertools.count(1) if not (folder / f"{name}.{n}.jsonl").exists())
+            file.rename(folder / f"{name}.{number}.jsonl")
+            log.info("%s: an earlier run's records are kept as %s.%d.jsonl", folder, name, number)
+
+
 class Reporter:
     """Pools steps into log lines and writes them.
 
     Args:
         args: see `FitArgs`.
         strategy, model, loss, loader: the trainer's.
+        first_step: steps done before; a run that starts afresh sets an earlier run's files aside.
         total_steps: of the schedule.
     """
 
     def __init__(
-        self, args: Any, strategy: Any, model: Any, loss: KTOLoss, loader: KTODataLoader, total_steps: int
+        self,
+        args: Any,
+        strategy: Any,
+        model: Any,
+        loss: KTOLoss,
+        loader: KTODataLoader,
+        first_step: int,
+        total_steps: int,
     ) -> None:
         self.args, self.strategy = args, strategy
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
@@ -95,8 +114,10 @@ class Reporter:
         self.batches_file: Any = None
         if strategy.rank == 0:
             settings = {name: value for name, value in vars(args).items() if not name.startswith("_")}
+            if first_step == 0:
+                set_aside(Path(args.save_path))
             self.trackers = Trackers(args, settings)
-            self.progress = Progress(total_steps)
+            self.progress = Progress(total_steps, first_step)
             run = environment(strategy.world_size, strategy.device) | {
                 "parameters": parameters,
                 "rows": loader.num_rows,

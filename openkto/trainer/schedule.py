@@ -15,7 +15,8 @@ def create_scheduler(
 ) -> LambdaLR:
     """Return transformers' schedule of that name; the floor serves the schedules that have one.
 
-    The trainer reads step t's rate, counted from 1, at t: warm-up gives t / warmup_steps, the last step the final value.
+    The trainer reads step t's rate, counted from 1, at t: warm-up gives t / warmup_steps, the last step the final
+    value.
 
     Raises:
         ConfigError: the schedule is no function of the step.
@@ -44,4 +45,4 @@ def create_scheduler(
 
 def learning_rates(scheduler: LambdaLR, update: int) -> list[float]:
     """Return each parameter group's learning rate in that update, counted from 1."""
-    return [base * factor(update) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    return [float(base * factor(update)) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]

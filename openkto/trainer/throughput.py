@@ -8,8 +8,8 @@ import torch
 
 # Dense bfloat16 FLOP/s of one device, from the makers' data sheets; other devices report no mfu.
 PEAK_FLOPS = {
-    "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "H800": 989e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12,
-    "L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12, "V100": 125e12,
+    "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "H800": 989e12, "B200": 2250e12, "A100": 312e12,
+    "A800": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12, "V100": 125e12,
 }  # fmt: skip
 FORWARD_FLOPS_PER_PARAMETER = 2
 TRAINING_FORWARDS = 3  # a forward and its backward, which costs two
@@ -55,7 +55,8 @@ class Throughput:
         }
         peak = device_peak_flops(self.device)
         if peak is not None:
-            # Useful work: training on the matched rows, one policy forward of the mismatched, one of the reference on both.
+            # Useful work: training on the matched rows, one policy forward of the mismatched, one of the reference on
+            # both.
             forwards = TRAINING_FORWARDS * matched + mismatched + (matched + mismatched)
             flops = FORWARD_FLOPS_PER_PARAMETER * self.num_parameters * forwards
             values["mfu"] = flops / self.seconds / (peak * self.world_size)

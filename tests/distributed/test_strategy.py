@@ -25,7 +25,11 @@ def gather_uneven_rows():
     strategy.setup_distributed()
     mine = torch.full((2 * strategy.rank, 3), float(strategy.rank))  # none, two and four rows
     rows = strategy.gather_rows(mine)
-    return rows.tolist(), strategy.all_reduce([1.0, strategy.rank]).tolist(), strategy.all_reduce([strategy.rank], "max")
+    return (
+        rows.tolist(),
+        strategy.all_reduce([1.0, strategy.rank]).tolist(),
+        strategy.all_reduce([strategy.rank], "max"),
+    )
 
 
 def test_ranks_with_different_numbers_of_rows_are_gathered(tmp_path):
@@ -103,7 +107,11 @@ def train_on_a_poisoned_row(folder, zero_stage, poison):
     before = {n: p.detach().clone() for n, p in trainer.model.module.named_parameters()} if zero_stage < 3 else {}
     with pytest.raises(TrainingError) as error:
         trainer.fit(quiet_args(folder, 1))
-    same = all(torch.equal(p.nan_to_num(), before[n].nan_to_num()) for n, p in trainer.model.module.named_parameters() if n in before)
+    same = all(
+        torch.equal(p.nan_to_num(), before[n].nan_to_num())
+        for n, p in trainer.model.module.named_parameters()
+        if n in before
+    )
     return str(error.value), same
 
 
@@ -129,7 +137,13 @@ def test_a_gradient_that_is_not_finite_is_never_applied(zero_stage, tmp_path):
 
 def bf16_run(folder, zero_stage):
     trainer, _ = make_trainer(
-        token_rows([True, False, True, False]), zero_stage=zero_stage, batch=4, micro=2, lr=5e-7, steps=30, param_dtype="bf16"
+        token_rows([True, False, True, False]),
+        zero_stage=zero_stage,
+        batch=4,
+        micro=2,
+        lr=5e-7,
+        steps=30,
+        param_dtype="bf16",
     )
     trainer.fit(quiet_args(folder, 30))
     masters = gather_weights(trainer.model, trainer.model.module.model, torch.float32)

@@ -105,5 +105,5 @@ def test_two_forwards_of_an_actor_agree_whatever_the_models_dropout():
 def test_a_head_that_does_something_unknown_is_refused():
     model = tiny_llama()
     model.lm_head.register_forward_hook(lambda module, inputs, output: output * 1.5)
-    with pytest.raises(ConfigError, match="LlamaForCausalLM is off by .* nats a token"):
+    with pytest.raises(ConfigError, match=r"got .* nats a token between them for LlamaForCausalLM"):
         Actor(model).check_head(tolerance=1e-3)

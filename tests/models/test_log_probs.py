@@ -24,7 +24,9 @@ def test_values_and_gradients_equal_the_plain_formula(chunk, logit_map, bias, mo
     hidden, weight, bias_V, token = tensors(bias=bias)
     inputs = [t for t in (hidden, weight, bias_V) if t is not None]
     factor = torch.arange(1.0, 12.0)
-    logits = logit_map(F.linear(hidden, weight, bias_V))
+    logits = F.linear(hidden, weight, bias_V) * logit_map.scale
+    if logit_map.softcap is not None:
+        logits = logit_map.softcap * torch.tanh(logits / logit_map.softcap)
     expected = logits.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
     expected_gradients = torch.autograd.grad((expected * factor).sum(), inputs)
     values = token_log_probs(hidden, weight, bias_V, token, logit_map)

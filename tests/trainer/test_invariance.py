@@ -1,6 +1,7 @@
 """The first promise: ranks, micro-batches and ZeRO stages change nothing that a step computes."""
 
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -58,7 +59,9 @@ def test_one_rank_equals_the_definition_in_float64(one_rank):
         assert line["kl"] == pytest.approx(expected.z_ref, rel=1e-4, abs=1e-5)
         assert line["grad_norm"] == pytest.approx(expected.grad_norm, rel=1e-4)
     for name, value in oracle.policy.state_dict().items():
-        torch.testing.assert_close(weights[name].double(), value, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            weights[name].double(), value, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -86,7 +89,9 @@ def assert_same(lines, weights, others, other_weights):
             if name in line:
                 assert other[name] == pytest.approx(line[name], rel=1e-5, abs=2e-5), name
     for name, value in weights.items():
-        torch.testing.assert_close(other_weights[name], value, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            other_weights[name], value, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_a_class_nobody_saw_has_no_metric(tmp_path):
@@ -99,7 +104,7 @@ def test_a_class_nobody_saw_has_no_metric(tmp_path):
 def test_two_epochs_use_every_row_once_each(tmp_path):
     run_ranks(train, 2, tmp_path, MIXED, tmp_path, 2, 4, 1, 6)
     batches = [json.loads(line)["rows"] for line in (tmp_path / "batches.jsonl").read_text().splitlines()]
-    assert sorted(sum(batches[:3], [])) == sorted(sum(batches[3:], [])) == list(range(11))
+    assert sorted(chain(*batches[:3])) == sorted(chain(*batches[3:])) == list(range(11))
     assert batches[:3] != batches[3:]
     lines = read_lines(tmp_path / "metrics.jsonl", "train")
     assert [line["consumed_samples"] for line in lines] == [4, 8, 11, 15, 19, 22]

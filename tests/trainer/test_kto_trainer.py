@@ -39,7 +39,11 @@ def test_evaluation_gives_the_same_numbers_on_any_number_of_ranks(tmp_path):
 
 def test_evaluation_pairs_inside_its_own_set_and_clamps_once(tmp_path):
     values = run_ranks(evaluate, 1, tmp_path, 7)[0]
-    rows, policy, reference = token_rows([True, False, False, True, False, True, True], seed=4), tiny_llama(), other_llama()
+    rows, policy, reference = (
+        token_rows([True, False, False, True, False, True, True], seed=4),
+        tiny_llama(),
+        other_llama(),
+    )
 
     def log_ratio(prompt, completion):
         ids = torch.tensor([prompt["prompt_ids"] + completion["completion_ids"]])
@@ -60,7 +64,9 @@ def test_evaluation_pairs_inside_its_own_set_and_clamps_once(tmp_path):
 
 
 def train(folder, zero_stage=0, steps=4, **more):
-    args = {name: more.pop(name) for name in ("logging_steps", "log_entropy", "eval_steps", "eval_at_start") if name in more}
+    args = {
+        name: more.pop(name) for name in ("logging_steps", "log_entropy", "eval_steps", "eval_at_start") if name in more
+    }
     consumed = more.pop("consumed_samples", 0)
     stop = more.pop("stop_after_steps", None)
     trainer, _ = make_trainer(token_rows(LABELS), zero_stage=zero_stage, batch=2, micro=1, steps=steps, **more)
@@ -188,3 +194,11 @@ def test_arguments_that_contradict_the_strategy_are_refused(tmp_path):
     first, second = run_ranks(contradictions, 1, tmp_path)[0]
     assert first == "max_norm: must be the strategy's 1.0; got 0.5. Give both the same."
     assert "writes no checkpoints" in second
+
+
+def test_a_new_run_in_a_used_folder_keeps_the_earlier_records(tmp_path):
+    run_train(1, tmp_path / "a", steps=2)
+    run_train(1, tmp_path / "a", steps=3)
+    assert [line["step"] for line in lines(tmp_path / "a", "train")] == [1, 2, 3]
+    earlier = [json.loads(line) for line in (tmp_path / "a/metrics.1.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in earlier if line["kind"] == "train"] == [1, 2]

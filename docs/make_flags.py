@@ -1,0 +1,65 @@
+"""Prints docs/flags.md from the settings themselves: `python docs/make_flags.py > docs/flags.md`."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from openkto.config import SECTIONS, default_text, settings
+from openkto.flags import LATER, TITLES, TRAIN_ONLY, RunOptions
+from openkto.values import rule
+
+HEAD = """# Flags
+
+Written by `python docs/make_flags.py > docs/flags.md`; a test holds it to the code.
+
+Each name is a flag (`--beta 0.1`) and a key of a YAML file (`beta: 0.1`) given with `--config FILE`. A flag wins over
+the file, wherever it stands. A boolean flag may stand alone. Lists are separated by spaces or commas, or are YAML
+lists. Paths in a file are taken from the folder that the command starts in. `openkto evaluate` takes the names marked
+*both*; in a YAML file it leaves the others unread, so that a run's `run.yaml` serves both commands.
+
+`--use_wandb` never takes a key: set `WANDB_API_KEY`, or run `wandb login`. `WANDB_MODE=offline` keeps the numbers in
+`<save_path>/wandb`.
+"""
+
+
+def row(item: dataclasses.Field, command: str) -> str:
+    known = item.metadata["option"]
+    cells = (f"`--{item.name}`", default_text(item), known.unit, rule(item), command, known.help)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def page() -> str:
+    header = "| flag | default | unit | may be | command | meaning |\n| --- | --- | --- | --- | --- | --- |"
+    lines = [HEAD]
+    for name, section in SECTIONS.items():
+        lines += [f"## {TITLES[name][0].upper()}{TITLES[name][1:]}\n", header]
+        lines += [row(item, "train" if item.name in TRAIN_ONLY else "both") for item in dataclasses.fields(section)]
+        lines.append("")
+    lines += ["## This start of the program\n", "Flags alone, not part of the run and not in `run.yaml`.\n", header]
+    options = [item for item in dataclasses.fields(RunOptions) if item.metadata]
+    lines += [row(item, "evaluate" if item.name == "output" else "both") for item in options]
+    lines += ["", "## What differs from OpenRLHF 0.9\n"]
+    lines += ["Its 65 flags keep their names and meaning; these defaults are others.\n"]
+    lines += ["| flag | OpenRLHF | here |", "| --- | --- | --- |"]
+    for name, item in settings().items():
+        if item.metadata["option"].openrlhf:
+            lines.append(f"| `--{name}` | {item.metadata['option'].openrlhf} | {default_text(item)} |")
+    lines.append("| `--pretrain` | bigscience/bloomz-1b7 | required |")
+    lines.append("| `--use_wandb` | an API key | on or off |")
+    lines += [
+        "",
+        "## Not in this version\n",
+        "Accepted when off, an error otherwise.\n",
+        "| flag | off |",
+        "| --- | --- |",
+    ]
+    for name, (_, off_values) in LATER.items():
+        off = " or ".join(str(value).lower() for value in off_values) or "left out"
+        lines.append(f"| `--{name}` | {off} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

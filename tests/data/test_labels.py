@@ -1,0 +1,67 @@
+"""Labels: what each value means, and one convention a file."""
+
+import numpy as np
+import pytest
+
+from openkto.data.labels import LabelReader
+from openkto.data.problems import BadRow
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, True), (False, False), ("true", True), ("False", False), (" TRUE ", True),
+        (1, True), (0, False), (-1, False), (1.0, True), (0.0, False), (-1.0, False),
+        ("1", True), ("0", False), ("-1", False), ("1.0", True),
+        ("good", True), ("BAD", False), ("desirable", True), ("undesirable", False), ("chosen", True),
+        ("rejected", False), ("Yes", True), ("no", False), ("up", True), ("down", False), ("positive", True),
+        ("negative", False), ("like", True), ("dislike", False), ("thumbs_up", True), ("thumbs_down", False),
+        ("\U0001f44d", True), ("\U0001f44e", False), (np.bool_(False), False), (np.int64(1), True),
+    ],
+)  # fmt: skip
+def test_a_label_says_what_it_says(value, expected):
+    assert LabelReader().read("f:1", value) is expected
+
+
+@pytest.mark.parametrize("value", ["maybe", None, 0.5, 2, float("nan"), "", "2", [], {}, 10**400, b"1"])
+def test_anything_else_is_an_error_with_its_place_and_value(value):
+    with pytest.raises(BadRow) as caught:
+        LabelReader().read("data/train.jsonl:17", value)
+    message = str(caught.value)
+    assert message.startswith("data/train.jsonl:17: label must be true or false, 1 or 0, 1 or -1, or one of the words")
+    assert message.endswith("Fix the row, or pass --on_bad_rows skip to leave such rows out.")
+    assert caught.value.kind == "label"
+
+
+def test_the_sentence_quotes_the_value():
+    with pytest.raises(BadRow, match=r"; got 'maybe'\. Fix the row"):
+        LabelReader().read("f:1", "maybe")
+
+
+@pytest.mark.parametrize(
+    ("values", "first"),
+    [
+        ([1, 0, -1], "f:1 has 0"),
+        ([1, -1, 0], "f:1 has -1"),
+        ([True, 0], "f:0 has True"),
+        (["good", "true"], "f:0 has 'good'"),
+        ([0, "no"], "f:0 has 0"),
+    ],
+)
+def test_a_second_convention_is_an_error_that_names_the_first(values, first):
+    reader = LabelReader()
+    for number, value in enumerate(values[:-1]):
+        reader.read(f"f:{number}", value)
+    with pytest.raises(BadRow) as caught:
+        reader.read("f:9", values[-1])
+    assert str(caught.value) == (
+        f"f:9: labels of one file must keep one convention ({first}); got {values[-1]!r}."
+        " Write all labels of the file in one way, or pass --on_bad_rows skip to leave such rows out."
+    )
+
+
+@pytest.mark.parametrize("values", [[1, 1, 0, "1"], [1, -1, 1.0, "-1"], [True, "false"], ["good", "no", "Chosen"]])
+def test_one_convention_may_be_spelt_in_several_ways(values):
+    reader = LabelReader()
+    for value in values:
+        reader.read("f:0", value)

@@ -1,0 +1,188 @@
+"""Reading files: every container gives the same records, and every damage one sentence with its place."""
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from openkto.data.problems import BadRow
+from openkto.data.readers import READERS
+from openkto.errors import DataError
+
+ROWS = [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "ü", "completion": "d\ne", "label": False}]
+
+
+def read(path: Path) -> list[tuple[str, object]]:
+    return list(READERS[path.suffix](path))
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def error_of(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        read(path)
+    return str(caught.value)
+
+
+def write_parquet(path: Path, rows: list[dict]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def write_arrow(path: Path, rows: list[dict], is_stream: bool) -> Path:
+    table = pa.Table.from_pylist(rows)
+    new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+    with new(str(path), table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
+def test_json_lines_have_line_numbers_and_blank_lines_are_not_rows(tmp_path):
+    lines = json.dumps(ROWS[0]) + "\r\n\n   \n" + json.dumps(ROWS[1])
+    path = write(tmp_path / "a.jsonl", lines)
+    assert read(path) == [(f"{path}:1", ROWS[0]), (f"{path}:4", ROWS[1])]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_a_byte_order_mark_is_stripped(tmp_path, name):
+    content = {"a.jsonl": '{"x": "1"}', "a.json": '[{"x": "1"}]', "a.csv": "x\n1"}[name]
+    plain, marked = write(tmp_path / name, content), write(tmp_path / f"b{name}", "\ufeff" + content)
+    assert [value for _, value in read(marked)] == [value for _, value in read(plain)] == [{"x": "1"}]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_is_read_element_by_element_with_line_numbers(tmp_path, indent):
+    path = write(tmp_path / "a.json", "\n" + json.dumps(ROWS, indent=indent) + "\n")
+    assert [value for _, value in read(path)] == ROWS
+    assert [place for place, _ in read(path)] == [f"{path}:{n}" for n in ((2, 2) if indent is None else (3, 8))]
+
+
+def test_json_lines_in_a_json_file_work(tmp_path):
+    path = write(tmp_path / "a.json", "\n".join(json.dumps(row) for row in ROWS))
+    assert [value for _, value in read(path)] == ROWS
+
+
+def test_csv_records_carry_the_line_where_they_begin(tmp_path):
+    path = write(tmp_path / "a.csv", 'prompt,completion,label\n"a\nb",c,true\n\nd,"e ""f""",false\n')
+    assert read(path) == [
+        (f"{path}:2", {"prompt": "a\nb", "completion": "c", "label": "true"}),
+        (f"{path}:5", {"prompt": "d", "completion": 'e "f"', "label": "false"}),
+    ]
+
+
+def test_a_csv_cell_may_be_long(tmp_path):
+    path = write(tmp_path / "a.csv", "x\n" + "y" * 300_000)
+    assert read(path)[0][1] == {"x": "y" * 300_000}
+
+
+def test_parquet_and_arrow_rows_are_numbered_from_zero(tmp_path):
+    for path in (
+        write_parquet(tmp_path / "a.parquet", ROWS),
+        write_arrow(tmp_path / "file.arrow", ROWS, is_stream=False),
+        write_arrow(tmp_path / "stream.arrow", ROWS, is_stream=True),
+    ):
+        assert read(path) == [(f"{path}:row 0", ROWS[0]), (f"{path}:row 1", ROWS[1])]
+
+
+def test_members_that_arrow_adds_to_message_structs_are_dropped(tmp_path):
+    rows = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "c"}], "x": None}
+    ]
+    assert read(write_parquet(tmp_path / "a.parquet", rows))[0][1] == rows[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"a": 1', "must be one JSON object (Expecting ',' delimiter at column 8)"),
+        ("{'a': 1}", "Expecting property name enclosed in double quotes at column 2"),
+        ('{"a": 1} x', "Extra data at column 10"),
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands twice"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' + "1" * 5000 + "}", "a number with too many digits"),
+    ],
+)
+def test_a_broken_line_is_one_bad_row_and_reading_goes_on(tmp_path, line, says):
+    path = write(tmp_path / "a.jsonl", '{"a": 0}\n' + line + '\n{"a": 2}\n')
+    records = read(path)
+    assert [value for _, value in records if not isinstance(value, BadRow)] == [{"a": 0}, {"a": 2}]
+    message = str(records[1][1])
+    assert message.startswith(f"{path}:2: must be one JSON object (")
+    assert says in message
+    assert message.endswith("Fix the row, or pass --on_bad_rows skip to leave such rows out.")
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_utf_16_and_32_are_named(tmp_path, encoding, name):
+    path = write(tmp_path / name, json.dumps(ROWS[0]).encode(encoding))
+    assert error_of(path).startswith(f"{path}:1: must be UTF-8 text; got UTF-16 or UTF-32, b'")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json"])
+def test_another_encoding_is_named_with_its_line_and_byte(tmp_path, name):
+    first, second = {"a.jsonl": ('{"a": 1}', '{"a": "ü"}'), "a.csv": ("a", "ü"), "a.json": ("[1,", '"ü"]')}[name]
+    path = write(tmp_path / name, (first + "\n" + second).encode("latin-1"))
+    column = second.index("ü") + 1
+    assert error_of(path) == (
+        f"{path}:2: must be UTF-8 text; got the byte 0xfc at column {column}. Save the file as UTF-8."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "says"),
+    [
+        ('[{"a": 1},\n{"a": }]', 2, "an element of the array must be JSON (Expecting value at column 7)"),
+        ('[{"a": 1}\n{"a": 2}]', 2, "a comma or ] must follow an element of the array; got '{\"a\": 2}]'"),
+        ('[{"a": 1},\n', 2, "an element of the array must be JSON"),
+        ('[\n{"a": 1}', 2, "a comma or ] must follow an element of the array; got the end of the file"),
+        ('[{"a": 1}]\n\nx', 3, "nothing may follow the array; got 'x'"),
+        ("[" * 100_000, 1, "nested too deeply"),
+    ],
+)
+def test_a_broken_array_is_an_error_at_its_line(tmp_path, content, line, says):
+    path = write(tmp_path / "a.json", content)
+    message = error_of(path)
+    assert message.startswith(f"{path}:{line}: ")
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("a,a\n1,2", ":1: the first line must name each column once; got ['a', 'a']. Name the columns."),
+        ("a,\n1,2", ":1: the first line must name each column once; got ['a', '']. Name the columns."),
+        ('a\n1\n"2\n3', ":3: must be CSV (unexpected end of data); got a line that is not."),
+        ('a\n"1"2\n', ":2: must be CSV (',' expected after '\"'); got a line that is not."),
+    ],
+)
+def test_broken_csv_is_an_error_at_its_line(tmp_path, content, says):
+    path = write(tmp_path / "a.csv", content)
+    assert error_of(path).startswith(str(path) + says)
+
+
+def test_a_csv_line_with_too_few_cells_is_a_bad_row(tmp_path):
+    path = write(tmp_path / "a.csv", "a,b\n1\n1,2\n")
+    (_, bad), (_, good) = read(path)
+    assert str(bad).startswith(f"{path}:2: must have as many cells as the first line, 2; got 1: ['1']. Fix the row")
+    assert good == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"ARROW1", b"hello world" * 20, b"\xff" * 64])
+def test_a_container_that_is_none_is_one_sentence(tmp_path, name, content):
+    path = write(tmp_path / name, content)
+    assert error_of(path).startswith(f"{path}: must be a readable ")
+
+
+def test_reading_leaves_the_recursion_limit_alone(tmp_path):
+    limit = sys.getrecursionlimit()
+    read(write(tmp_path / "a.jsonl", "[" * 10_000))
+    assert sys.getrecursionlimit() == limit

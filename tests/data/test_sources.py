@@ -1,0 +1,140 @@
+"""What an item of --dataset may name, and the sentence for what is not there."""
+
+import json
+
+import datasets
+import pytest
+
+from openkto.data.sources import find_source, find_sources
+from openkto.errors import DataError
+
+ROWS = [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "c", "completion": "d", "label": False}]
+
+
+def places(source) -> list[str]:
+    return [place for part in source.parts for place, _ in part.records()]
+
+
+def error_of(item, split="train") -> str:
+    with pytest.raises(DataError) as caught:
+        places(find_source(item, split))
+    return str(caught.value)
+
+
+def test_a_glob_is_sorted_by_name(tmp_path, write_lines):
+    for name in ("b.jsonl", "a.jsonl", "c.jsonl"):
+        write_lines(ROWS[:1], name)
+    assert places(find_source(f"{tmp_path}/*.jsonl", "train")) == [f"{tmp_path}/{name}.jsonl:1" for name in "abc"]
+
+
+def test_a_save_to_disk_folder_is_read(tmp_path):
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    source = find_source(tmp_path / "saved", "train")
+    assert [value for part in source.parts for _, value in part.records()] == ROWS
+    assert places(source) == [f"{tmp_path}/saved:row 0", f"{tmp_path}/saved:row 1"]
+
+
+def test_a_folder_with_splits_gives_the_one_that_is_asked_for(tmp_path):
+    parts = {"train": datasets.Dataset.from_list(ROWS[:1]), "test": datasets.Dataset.from_list(ROWS)}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    assert len(places(find_source(tmp_path / "saved", "test"))) == 2
+    assert error_of(tmp_path / "saved", "dev") == (
+        f"{tmp_path}/saved: must have the split 'dev'; got the splits train, test."
+        " Pass --dataset_split or --eval_split."
+    )
+
+
+def test_another_folder_is_an_error_that_says_how_to_read_its_files(tmp_path, write_lines):
+    write_lines(ROWS)
+    assert error_of(tmp_path) == (
+        f"{tmp_path}: a folder must have been written by datasets' save_to_disk; got another folder."
+        f" Pass {tmp_path}/*.jsonl to read its files."
+    )
+
+
+def test_a_damaged_folder_is_one_sentence(tmp_path):
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "saved" / "state.json").write_text("{")
+    assert error_of(tmp_path / "saved").startswith(f"{tmp_path}/saved: must be a readable save_to_disk folder; got ")
+
+
+def test_a_missing_file_names_the_nearest(tmp_path, write_lines):
+    write_lines(ROWS, "train.jsonl")
+    write_lines(ROWS, "other.csv")
+    assert error_of(tmp_path / "trian.jsonl") == (
+        f"{tmp_path}/trian.jsonl: must be an existing file; got no such file."
+        f" The nearest name there is {tmp_path}/train.jsonl."
+    )
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    assert error_of(tmp_path / "no" / "a.jsonl") == (
+        f"{tmp_path}/no/a.jsonl: must be an existing file; got a folder that does not exist, {tmp_path}/no."
+        " Correct the path."
+    )
+
+
+def test_a_pattern_without_a_match_is_an_error(tmp_path):
+    assert "must match at least one file; got no match." in error_of(f"{tmp_path}/*.jsonl")
+
+
+def test_an_unknown_suffix_is_an_error(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    assert error_of(tmp_path / "a.txt") == (
+        f"{tmp_path}/a.txt: a data file's name must end in one of .jsonl, .ndjson, .json, .csv, .parquet, .arrow;"
+        " got '.txt'. Convert the file."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.jsonl", ""), ("a.jsonl", "\n\n"), ("a.json", "[]"), ("a.csv", "a,b\n")]
+)
+def test_a_file_without_rows_is_an_error(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert error_of(tmp_path / name) == (
+        f"{tmp_path}/{name}: must hold at least one row; got none. Give it rows, or leave it out."
+    )
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing-of-that-name", "nothing_of_that_name"])
+def test_a_hub_name_that_cannot_be_loaded_is_one_sentence(monkeypatch, name):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    message = error_of(name)
+    assert message.startswith(f"{name}: must be an existing file or a dataset on the hub with a split 'train'; got ")
+    assert message.endswith("Correct the name, or pass a local file.")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c", "../x", "https://example.com/a"])
+def test_what_looks_like_a_path_is_never_looked_for_on_the_hub(name):
+    assert "must be an existing file; got" in error_of(name)
+
+
+def test_rows_may_be_given_as_a_list():
+    (source,) = find_sources(ROWS, "train")
+    assert places(source) == ["rows:row 0", "rows:row 1"]
+
+
+def test_no_source_is_an_error():
+    with pytest.raises(DataError, match="dataset: must name at least one file; got none"):
+        find_sources([], "train")
+
+
+def test_the_digest_is_of_the_content_wherever_it_lies(tmp_path, write_lines):
+    first, second, other = write_lines(ROWS, "a.jsonl"), write_lines(ROWS, "b.jsonl"), write_lines(ROWS[:1], "c.jsonl")
+    digests = [find_source(path, "train").digest() for path in (first, second, other)]
+    assert digests[0] == digests[1] != digests[2]
+    (tmp_path / "d.json").write_text(json.dumps(ROWS))
+    assert find_source(tmp_path / "d.json", "train").digest() not in digests
+
+
+def test_the_code_of_a_dataset_is_never_run(tmp_path, monkeypatch):
+    folder = tmp_path / "script"
+    folder.mkdir()
+    (folder / "script.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')\n")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    error_of(folder)
+    monkeypatch.chdir(tmp_path)
+    error_of("script/script")
+    error_of(folder / "script.py")
+    assert not (tmp_path / "marker").exists()

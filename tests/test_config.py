@@ -1,0 +1,177 @@
+"""The settings: defaults, the YAML that restarts a run, and what is said to OpenRLHF's users."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from openkto.checks import check
+from openkto.config import (
+    SECTIONS,
+    DataConfig,
+    ModelConfig,
+    Option,
+    RunConfig,
+    eval_sets,
+    from_flat,
+    openrlhf_differences,
+    settings,
+    to_flat,
+    to_yaml,
+    with_resolved,
+)
+from openkto.errors import ConfigError
+from openkto.flags import parse
+from openkto.values import kind_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_defaults_are_those_of_the_flags_page():
+    flat = to_flat(RunConfig(ModelConfig("m")))
+    assert {name: value for name, value in flat.items() if value not in (None, []) and value is not False} == {
+        "pretrain": "m",
+        "attn_implementation": "auto",
+        "dataset_split": "train",
+        "eval_split": "test",
+        "max_samples": 1000000,
+        "label_key": "label",
+        "max_len": 2048,
+        "truncation": "completion",
+        "on_bad_rows": "error",
+        "loss_type": "kto",
+        "beta": 0.1,
+        "desirable_loss_weight": 1.0,
+        "undesirable_loss_weight": 1.0,
+        "aux_loss_coef": 0.0,
+        "lr_scheduler": "cosine_with_min_lr",
+        "lr_warmup_ratio": 0.03,
+        "min_lr_ratio": 0.1,
+        "l2": 0.0,
+        "adam_betas": (0.9, 0.95),
+        "max_norm": 1.0,
+        "zero_stage": 2,
+        "local_rank": -1,
+        "train_batch_size": 128,
+        "micro_train_batch_size": 8,
+        "max_epochs": 1,
+        "seed": 42,
+        "logging_steps": 1,
+        "eval_steps": -1,
+        "save_path": "./ckpt",
+        "wandb_project": "openkto",
+    }
+    assert not flat["trust_remote_code"]
+
+
+def test_names_are_unique_over_the_sections():
+    assert len(settings()) == sum(len(section.__dataclass_fields__) for section in SECTIONS.values())
+
+
+def test_schedules_are_those_of_transformers_that_follow_the_step():
+    from transformers.trainer_utils import SchedulerType
+
+    from openkto.config import LR_SCHEDULERS, METRIC_SCHEDULERS
+
+    assert {*LR_SCHEDULERS, *METRIC_SCHEDULERS} >= {item.value for item in SchedulerType}
+
+
+TEXT = st.text(min_size=1).filter(lambda text: text == text.strip() and not text.startswith(("~", "/", ".")))
+NAME = st.text("abc-_é/", min_size=1).filter(lambda text: not text.startswith("/"))
+
+
+def values_of(item) -> st.SearchStrategy:
+    known: Option = item.metadata["option"]
+    low = known.at_least if known.at_least is not None else known.above
+    floats = st.floats(
+        low,
+        1e6 if known.below is None else known.below,
+        exclude_min=known.above is not None,
+        exclude_max=True,
+        allow_subnormal=False,
+    )
+    by_kind = {
+        "int": st.integers(-1 if low is None else int(low), 10**6 if known.below is None else int(known.below) - 1),
+        "float": floats,
+        "float | str": floats,
+        "bool": st.booleans(),
+        "str": st.sampled_from(known.choices) if known.choices else NAME if known.is_path else TEXT,
+        "list[str]": st.lists(NAME, min_size=1, max_size=3, unique_by=lambda path: path.rstrip("/").split("/")[-1]),
+        "list[float]": st.just([0.25, 0.75]),
+        "tuple[float, float]": st.tuples(floats, floats),
+    }
+    strategy = by_kind[kind_of(item)]
+    return st.none() | strategy if "None" in str(item.type) else strategy
+
+
+FIXED = {"use_ms": False, "use_wandb": False, "ds_config": None, "local_rank": -1, "input_template": None}
+
+
+@given(flat=st.fixed_dictionaries({name: values_of(item) for name, item in settings().items()}))
+def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
+    flat = {**flat, **FIXED, "train_batch_size": flat["train_batch_size"] + 1}
+    if flat["dataset_probs"]:
+        flat["dataset"] = ["one", "two words"]
+    if flat["max_tokens_per_micro_batch"]:
+        flat["max_tokens_per_micro_batch"] += flat["max_len"]
+    config = from_flat(flat)
+    try:
+        check(config, lambda name: name, is_training=True)
+    except ConfigError:
+        assume(False)
+    path = tmp_path_factory.mktemp("run") / "run.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert parse(["--config", str(path)], "train")[0] == config
+
+
+def test_run_yaml_leaves_the_process_out():
+    assert "local_rank" not in to_yaml(with_resolved(RunConfig(ModelConfig("m")), local_rank=3))
+
+
+def test_resolved_values_replace_flat_names():
+    config = with_resolved(RunConfig(ModelConfig("m")), learning_rate=1e-6, param_dtype="fp32")
+    assert (config.optim.learning_rate, config.model.param_dtype, config.loss.beta) == (1e-6, "fp32", 0.1)
+    with pytest.raises(AssertionError, match="no such setting"):
+        with_resolved(config, learning_rat=1.0)
+
+
+def test_eval_sets_are_named_after_their_files(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    data = DataConfig(
+        eval_dataset=["held=data/x.jsonl", "data/math.test.jsonl", "org/set", "dir/a=b/rows.json", "home=~/y.jsonl"]
+    )
+    assert eval_sets(data) == {
+        "held": "data/x.jsonl",
+        "math": "data/math.test.jsonl",
+        "set": "org/set",
+        "rows": "dir/a=b/rows.json",
+        "home": "/home/me/y.jsonl",
+    }
+
+
+def test_openrlhf_defaults_that_differ_are_said_unless_given():
+    lines = openrlhf_differences({"input_key"})
+    assert lines == [
+        "attn_implementation: auto (OpenRLHF: flash_attention_2)",
+        "param_dtype: bf16 on a GPU, fp32 on a CPU (OpenRLHF: bf16)",
+        "input_template: text prompts as they are (OpenRLHF: 'User: {}\\nAssistant: ')",
+        "beta: 0.1 (OpenRLHF: 0.01)",
+        "learning_rate: 1e-6 (OpenRLHF: 1e-5)",
+        "grad_accum_dtype: fp32: bf16 loses 0.7% of the gradient (OpenRLHF: the model's own)",
+        "use_tensorboard: <save_path>/tensorboard (OpenRLHF: off)",
+    ]
+    assert "wandb_project: openkto (OpenRLHF: openrlhf_train_dpo)" in openrlhf_differences(set(), use_wandb=True)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_ready_runs_parse_without_a_warning(path):
+    config, options = parse(["--config", str(path)], "train")
+    assert config.model.pretrain
+    assert options.warnings == ()
+
+
+def test_the_flags_page_is_that_of_the_code():
+    page = runpy.run_path(str(ROOT / "docs" / "make_flags.py"))["page"]()
+    assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == page

@@ -1,0 +1,62 @@
+"""Imports run one way: commands -> trainer -> {distributed, models, data} -> config; heavy packages have one door."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "openkto").rglob("*.py"))
+# What a part may import of the library, beside itself and the errors.
+ALLOWED = {
+    "errors": set(),
+    "config": {"flags", "checks", "values"},
+    "data": {"config"},
+    "models": {"config"},
+    "distributed": {"config"},
+    "trainer": {"config", "data", "models", "distributed"},
+    "commands": {"config", "data", "models", "distributed", "trainer"},
+}
+PART = {"flags": "config", "checks": "config", "values": "config", "__main__": "commands"}
+DOORS = {"deepspeed": {"distributed"}, "peft": {"models"}, "wandb": {"trainer"}, "yaml": {"config"}}
+
+
+def part_of(module: str) -> str:
+    name = module.split(".")[1] if "." in module else module
+    return PART.get(name, name)
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_one_way(path):
+    part = part_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for name in imported(path):
+        if name.startswith("openkto."):
+            target = part_of(name)
+            assert target in ALLOWED.get(part, set()) | {part, "errors"}, f"{part} imports {name}"
+        top = name.split(".")[0]
+        assert part in DOORS.get(top, {part}), f"{part} imports {name}"
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_help_and_wrong_flags_need_no_heavy_package(command):
+    code = (
+        "import sys; from openkto.__main__ import dispatch\n"
+        "for words in (['--help'], ['--no_such_flag']):\n"
+        "    try: dispatch([sys.argv[1], *words])\n"
+        "    except BaseException as error: print(type(error).__name__)\n"
+        "print(sorted({'torch', 'deepspeed', 'transformers', 'datasets'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-3:] == ["SystemExit", "ConfigError", "[]"]
