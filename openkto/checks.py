@@ -107,6 +107,13 @@ def _check_deepspeed(deepspeed: DeepspeedConfig, param_dtype: str | None, place:
             "bf16",
             "Leave it out, or take --zero_stage 1.",
         )
+    if param_dtype == "fp16" and deepspeed.zero_stage == 0:
+        _fail(
+            place("param_dtype"),
+            "fp16 needs a ZeRO stage, whose optimizer sees every overflow",
+            "--zero_stage 0",
+            "Take --zero_stage 1, or bf16.",
+        )
     if deepspeed.grad_accum_dtype == "bf16" and param_dtype in ("fp16", "fp32"):
         _fail(place("grad_accum_dtype"), f"must be fp32 with --param_dtype {param_dtype}", "bf16", "Leave it out.")
     if deepspeed.adam_offload and deepspeed.zero_stage == 0:

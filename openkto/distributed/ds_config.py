@@ -10,6 +10,7 @@ from typing import Any, Literal
 from openkto.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
+SMALLEST_LOSS_SCALE = 1.0  # of fp16
 
 # What the run decides, with the flag that does; a user's file may repeat it, not contradict it.
 OWNED = {
@@ -85,7 +86,12 @@ def deepspeed_config(
         config["data_types"] = {"grad_accum_dtype": grad_accum_dtype}
         config["communication_data_type"] = grad_accum_dtype
     elif precision == "fp16":
-        config["fp16"] = {"enabled": True, "initial_scale_power": 16, "loss_scale_window": 1000, "min_loss_scale": 1.0}
+        config["fp16"] = {
+            "enabled": True,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+            "min_loss_scale": SMALLEST_LOSS_SCALE,
+        }
     return config
 
 

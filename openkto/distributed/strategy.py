@@ -19,9 +19,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers.integrations import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from openkto.distributed.ds_config import Precision, deepspeed_config, frozen_config, merge_user_config
+from openkto.distributed.ds_config import (
+    SMALLEST_LOSS_SCALE,
+    Precision,
+    deepspeed_config,
+    frozen_config,
+    merge_user_config,
+)
 from openkto.distributed.launch import start_process
-from openkto.errors import TrainingError
+from openkto.errors import ConfigError, TrainingError
 
 
 class StepResult(NamedTuple):
@@ -71,6 +77,10 @@ class DeepspeedStrategy:
         self.ref_offload = ref_offload
         self.seed = seed
         self.full_determinism = full_determinism
+        if self.precision == "fp16" and zero_stage == 0:
+            raise ConfigError(
+                "--param_dtype: fp16 needs a ZeRO stage; got --zero_stage 0. Take --zero_stage 1, or bf16."
+            )
         self.config = deepspeed_config(
             zero_stage=zero_stage,
             precision=self.precision,
@@ -95,6 +105,12 @@ class DeepspeedStrategy:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ["LOCAL_RANK"])
+        accelerator = deepspeed.accelerator.get_accelerator()
+        supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
+        if self.precision != "fp32" and not supported[self.precision]():
+            raise ConfigError(
+                f"--param_dtype: this device does not compute in {self.precision}. Pass --param_dtype fp32."
+            )
         from transformers import enable_full_determinism, set_seed
 
         if self.full_determinism:
@@ -201,25 +217,37 @@ class DeepspeedStrategy:
         Raises:
             TrainingError: a gradient is not finite (outside fp16), or fp16's loss scale is at its smallest.
         """
+        if self.precision == "fp16":
+            return self._step_with_loss_scale(engine)
         own_norm = None
-        if self.zero_stage == 0 and self.precision != "fp16":
+        if self.zero_stage == 0:
             # DeepSpeed has no norm here and would apply a NaN; the gradients are already reduced.
             own_norm = float(
                 nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None])
             )
             if not math.isfinite(own_norm):
                 raise TrainingError(f"the gradient is not finite (norm {own_norm}); the update was not made.")
-        at_smallest = self.precision == "fp16" and engine.optimizer.cur_scale <= 1.0
         engine.step()
         norm = own_norm if own_norm is not None else engine.get_global_grad_norm()
         grad_norm = float(norm) if norm is not None else math.nan
-        applied = bool(engine.was_step_applied())
-        if self.precision == "fp16":
-            if not applied and at_smallest:
-                raise TrainingError("fp16 overflows at the smallest loss scale. Use --param_dtype bf16 or fp32.")
-        elif not applied or not math.isfinite(grad_norm):
+        if not engine.was_step_applied() or not math.isfinite(grad_norm):
             raise TrainingError(f"the gradient is not finite (norm {grad_norm}); the update was not made.")
-        return StepResult(grad_norm, applied)
+        return StepResult(grad_norm, True)
+
+    def _step_with_loss_scale(self, engine: Any) -> StepResult:
+        """Step in float16: an overflow skips the update and halves the scale, until it is at its smallest."""
+        at_smallest = engine.optimizer.loss_scale <= SMALLEST_LOSS_SCALE
+        try:
+            engine.step()
+        except Exception as error:
+            # DeepSpeed raises a bare Exception where the scale cannot go down any more.
+            if not at_smallest:
+                raise
+            raise TrainingError(
+                f"fp16 overflows at the smallest loss scale, {SMALLEST_LOSS_SCALE}. Use --param_dtype bf16 or fp32."
+            ) from error
+        applied = bool(engine.was_step_applied())
+        return StepResult(float(engine.get_global_grad_norm()) if applied else math.inf, applied)
 
     # ---- collectives: every rank calls them, on fixed shapes --------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """DeepspeedStrategy at every ZeRO stage: norms, clipping, what is not finite, precision, whole weights."""
 
+import json
 import os
 import time
 
@@ -8,7 +9,7 @@ import torch
 
 from openkto.distributed.gather import gather_weights
 from openkto.distributed.strategy import DeepspeedStrategy
-from openkto.errors import TrainingError
+from openkto.errors import ConfigError, TrainingError
 from openkto.models import Actor
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
@@ -196,3 +197,65 @@ def test_offload_flags_train_and_norms_do_not_decay(tmp_path):
         assert applied
         assert difference == 0.0
         assert decays == [0.1, 0.0]
+
+
+def fp16_run(folder, zero_stage, factor, steps):
+    from deepspeed.accelerator import get_accelerator
+
+    # torch's CPU kernels do float16; DeepSpeed asks for a processor that is fast at it.
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+    trainer, _ = make_trainer(
+        token_rows([True, False] * 2), zero_stage=zero_stage, batch=4, micro=2, lr=1e-3, steps=steps, param_dtype="fp16",
+        schedule="linear",
+    )  # fmt: skip
+    loss = trainer.loss
+    trainer.loss = lambda log_ratio, label, z_ref: factor * loss(log_ratio, label, z_ref)
+    trainer.loss.needs_z_ref, trainer.loss.beta = True, 0.1
+    try:
+        trainer.fit(quiet_args(folder, steps))
+    except TrainingError as error:
+        return str(error), trainer.model.module.model.lm_head.weight.isfinite().all().item()
+    return "", True
+
+
+def train_lines(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "train"]
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_a_float16_overflow_skips_the_update_and_the_schedule_waits(zero_stage, tmp_path):
+    # Times 1000 the gradients overflow at the first scales and fit at lower ones.
+    assert run_ranks(fp16_run, 2, tmp_path, tmp_path, zero_stage, 1000.0, 24)[0] == ("", True)
+    lines = train_lines(tmp_path)
+    skipped = lines[-1]["skipped_steps"]
+    assert 0 < skipped < 24
+    assert lines[-1]["learning_rate"] == pytest.approx(1e-3 * (1 - (24 - skipped) / 24))
+    assert "grad_norm" not in lines[0]
+    assert lines[-1]["grad_norm"] > 0
+
+
+def start_in_float16():
+    from deepspeed.accelerator import get_accelerator
+
+    type(get_accelerator()).is_fp16_supported = lambda self: False
+    with pytest.raises(ConfigError) as error:
+        DeepspeedStrategy(param_dtype="fp16", zero_stage=1).setup_distributed()
+    return str(error.value)
+
+
+def test_a_dtype_that_the_device_lacks_is_refused(tmp_path):
+    (message,) = run_ranks(start_in_float16, 1, tmp_path)
+    assert message == "--param_dtype: this device does not compute in fp16. Pass --param_dtype fp32."
+
+
+def test_float16_without_a_zero_stage_is_refused():
+    with pytest.raises(ConfigError, match="fp16 needs a ZeRO stage; got --zero_stage 0"):
+        DeepspeedStrategy(param_dtype="fp16", zero_stage=0)
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_float16_stops_at_the_smallest_loss_scale(zero_stage, tmp_path):
+    message, is_finite = run_ranks(fp16_run, 2, tmp_path, tmp_path, zero_stage, 1e12, 80)[0]
+    assert "fp16 overflows at the smallest loss scale, 1.0. Use --param_dtype bf16 or fp32." in message
+    assert is_finite or zero_stage == 3
