@@ -9,7 +9,16 @@ from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
 
 FILE = Path(__file__).parent / "golden.json"
-NAMES = ("loss", "kl", "kl_unclamped", "grad_norm", "rewards/chosen", "rewards/rejected", "logps/chosen", "learning_rate")
+NAMES = (
+    "loss",
+    "kl",
+    "kl_unclamped",
+    "grad_norm",
+    "rewards/chosen",
+    "rewards/rejected",
+    "logps/chosen",
+    "learning_rate",
+)
 
 
 def train(folder: str) -> dict:
@@ -28,7 +37,10 @@ def run(folder: Path) -> dict:
     made_in = run_ranks(train, 2, folder, str(folder / "out"))[0]
     made_in.pop("git_commit", None)
     lines = map(json.loads, (folder / "out/metrics.jsonl").read_text().splitlines())
-    return {"made_in": made_in, "steps": [{n: line[n] for n in NAMES} for line in lines if line["kind"] == "train"]}
+    return {
+        "made_in": made_in,
+        "steps": [{n: line[n] for n in NAMES if n in line} for line in lines if line["kind"] == "train"],
+    }
 
 
 if __name__ == "__main__":
