@@ -297,7 +297,8 @@ def to_yaml(config: RunConfig) -> str:
     """
     kept = {key: value for key, value in to_flat(config).items() if value not in (None, []) and key != "local_rank"}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    # Escaped beyond ASCII: written raw, a next-line character (U+0085) would come back as a space.
+    return yaml.safe_dump(plain, sort_keys=False)
 
 
 def eval_sets(config: DataConfig) -> dict[str, str]:

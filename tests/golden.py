@@ -1,4 +1,4 @@
-"""Twenty steps of a tiny run, kept in golden.json; `python -m tests.golden` writes it anew when numbers are meant to move."""
+"""Twenty steps of a tiny run, kept in golden.json; `python -m tests.golden` writes it anew when numbers should move."""
 
 import json
 import tempfile

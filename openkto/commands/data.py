@@ -8,6 +8,7 @@ from openkto.config import DataConfig, LossConfig, RunConfig, eval_sets
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.errors import OpenKTOError
+from openkto.models.loading import check_fits
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,6 +48,18 @@ def _read(
         cache_dir=data.data_cache_dir,
         seed=config.train.seed,
     )
+
+
+def warn_unless_fitting(pretrain: str, model_config: Any, sets: list[UnpairedPreferenceDataset]) -> None:
+    """Check each set against the model.
+
+    Raises:
+        ConfigError: the model cannot take its tokens.
+    """
+    for rows in sets:
+        warning = check_fits(pretrain, model_config, *rows.longest_and_largest())
+        if warning is not None:
+            log.warning("warning: %s", warning)
 
 
 def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:

@@ -17,22 +17,19 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, options = parse(argv, "evaluate")
-    from openkto.commands.data import evaluation_sets, made_once_a_node, weights_of_classes
-    from openkto.commands.train import HEAD_TOLERANCE, load_actor, make_strategy, model_names
+    from openkto.commands.data import evaluation_sets, made_once_a_node, warn_unless_fitting, weights_of_classes
+    from openkto.commands.train import HEAD_TOLERANCE, load_actor, load_tokenizer_of, make_strategy, model_names
     from openkto.data.loader import KTODataLoader
-    from openkto.models.loading import load_tokenizer
+    from openkto.models.loading import load_config
     from openkto.models.loss import KTOLoss
     from openkto.trainer.evaluation import evaluate_set
 
     pretrain, reference = model_names(config)
-    tokenizer = load_tokenizer(
-        pretrain,
-        use_fast=not config.model.disable_fast_tokenizer,
-        trust_remote_code=config.model.trust_remote_code,
-    )
+    tokenizer = load_tokenizer_of(config, pretrain)
     strategy = make_strategy(config)
     strategy.setup_distributed()
     sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
+    warn_unless_fitting(pretrain, load_config(pretrain, config.model.trust_remote_code), list(sets.values()))
     with strategy.model_loading():
         actor, ref_actor = (
             load_actor(config, name, strategy.load_dtype, trains=False) for name in (pretrain, reference)

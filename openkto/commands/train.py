@@ -3,7 +3,9 @@
 Read `main` from the top: it is the whole way from the command line to the saved model.
 """
 
+import dataclasses
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from openkto.errors import ConfigError
 from openkto.flags import RunOptions, parse
 
 log = logging.getLogger(__name__)
+
+# Nats a token by which a model's own logits may differ from ours: kernels' round-off, far below a wrong head.
+HEAD_TOLERANCE = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.03}
 
 
 def main(argv: list[str]) -> None:
@@ -23,35 +28,31 @@ def main(argv: list[str]) -> None:
     config, options = parse(argv, "train")
     say_what_differs(options)
     # Only now what takes seconds to import, so that a wrong flag is answered at once.
-    from openkto.commands.data import evaluation_sets, made_once_a_node, training_set, weights_of_classes
-    from openkto.models.loading import DTYPES, load_config, load_tokenizer
+    from openkto.commands.data import (
+        evaluation_sets,
+        made_once_a_node,
+        training_set,
+        warn_unless_fitting,
+        weights_of_classes,
+    )
+    from openkto.models.loading import DTYPES, load_config
 
     pretrain, reference = model_names(config)
-    load_config(pretrain, config.model.trust_remote_code)
-    tokenizer = load_tokenizer(
-        pretrain,
-        use_fast=not config.model.disable_fast_tokenizer,
-        trust_remote_code=config.model.trust_remote_code,
-    )
+    model_config = load_config(pretrain, config.model.trust_remote_code)
+    load_config(reference, config.model.trust_remote_code)
+    tokenizer = load_tokenizer_of(config, pretrain)
     if options.check or options.preview:
-        train_set = training_set(config, tokenizer)
-        eval_set_rows = {name: len(rows) for name, rows in evaluation_sets(config, tokenizer).items()}
-        weights_of_classes(config.loss, train_set)
-        if options.preview:
-            print(train_set.preview(options.preview))
-        log.info("evaluation rows: %s", eval_set_rows or "none")
-        log.info("the configuration and the data are in order")
+        check_data(config, options, pretrain, model_config, tokenizer)
         return
 
-    from openkto.data.loader import KTODataLoader
-    from openkto.trainer import FitArgs, KTOTrainer
-    from openkto.trainer.schedule import create_scheduler
+    from openkto.trainer import FitArgs
 
     strategy = make_strategy(config)
     strategy.setup_distributed()
-    train_set = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
-    eval_sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    weights = weights_of_classes(config.loss, train_set)
+    rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
+    eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
+    warn_unless_fitting(pretrain, model_config, [rows, *eval_rows.values()])
+    weights = weights_of_classes(config.loss, rows)
     config = with_resolved(
         config,
         param_dtype=strategy.precision,
@@ -60,23 +61,53 @@ def main(argv: list[str]) -> None:
         undesirable_loss_weight=weights[1],
     )
     write_run_file(config, strategy.rank)
-
     with strategy.model_loading():
         actor = load_actor(config, pretrain, strategy.load_dtype, trains=True)
         ref_actor = load_actor(config, reference, strategy.load_dtype, trains=False)
+    trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor), rows, eval_rows)
+    actor.check_head(HEAD_TOLERANCE[strategy.precision])
+    flat = to_flat(config)
+    trainer.fit(FitArgs(**{field.name: flat[field.name] for field in dataclasses.fields(FitArgs)}))
+    trainer.save_model(config.output.save_path, DTYPES[config.model.export_dtype or strategy.precision])
+    log.info("the model is in %s", config.output.save_path)
+    strategy.barrier()
+
+
+def check_data(config: RunConfig, options: RunOptions, pretrain: str, model_config: Any, tokenizer: Any) -> None:
+    """Read all rows, say what there is to say of them, and show some where asked."""
+    from openkto.commands.data import evaluation_sets, training_set, warn_unless_fitting, weights_of_classes
+
+    rows = training_set(config, tokenizer)
+    eval_rows = evaluation_sets(config, tokenizer)
+    warn_unless_fitting(pretrain, model_config, [rows, *eval_rows.values()])
+    weights_of_classes(config.loss, rows)
+    if options.preview:
+        print(rows.preview(options.preview, has_colour=sys.stdout.isatty()))
+    log.info("evaluation rows: %s", {name: len(found) for name, found in eval_rows.items()} or "none")
+    log.info("the configuration and the data are in order")
+
+
+def make_trainer(
+    config: RunConfig, strategy: Any, tokenizer: Any, actors: tuple[Any, Any], rows: Any, eval_rows: dict[str, Any]
+) -> Any:
+    """Return the `KTOTrainer` over (policy, reference), its loaders, optimizer and schedule, ready to fit."""
+    from openkto.data.loader import KTODataLoader
+    from openkto.trainer import KTOTrainer
+    from openkto.trainer.schedule import create_scheduler
+
     train, loss, optim = config.train, config.loss, config.optim
-    needs_mismatched = loss.loss_type == "kto"
-    place = {
+    shares = {
+        "micro_train_batch_size": train.micro_train_batch_size,
+        "max_tokens_per_micro_batch": train.max_tokens_per_micro_batch,
         "rank": strategy.rank,
         "world_size": strategy.world_size,
-        "max_tokens_per_micro_batch": train.max_tokens_per_micro_batch,
-        "needs_mismatched": needs_mismatched,
+        "needs_mismatched": loss.loss_type == "kto",
     }
-    loader = KTODataLoader(train_set, train.train_batch_size, train.micro_train_batch_size, seed=train.seed, **place)
-    eval_loaders = {
-        name: KTODataLoader(rows, None, train.micro_train_batch_size, **place) for name, rows in eval_sets.items()
-    }
-    optimizer = strategy.create_optimizer(actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2)
+    loader = KTODataLoader(rows, train.train_batch_size, seed=train.seed, **shares)
+    eval_loaders = {name: KTODataLoader(found, None, **shares) for name, found in eval_rows.items()}
+    optimizer = strategy.create_optimizer(
+        actors[0], lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2
+    )
     scheduler = create_scheduler(
         optimizer,
         optim.lr_scheduler,
@@ -84,9 +115,8 @@ def main(argv: list[str]) -> None:
         warmup_ratio=optim.lr_warmup_ratio,
         min_lr_ratio=optim.min_lr_ratio,
     )
-    (engine, optimizer, scheduler), ref_model = strategy.prepare((actor, optimizer, scheduler), ref_actor)
-    actor.check_head(HEAD_TOLERANCE[strategy.precision])
-    trainer = KTOTrainer(
+    (engine, optimizer, scheduler), ref_model = strategy.prepare((actors[0], optimizer, scheduler), actors[1])
+    return KTOTrainer(
         model=engine,
         ref_model=ref_model,
         tokenizer=tokenizer,
@@ -97,22 +127,12 @@ def main(argv: list[str]) -> None:
         scheduler=scheduler,
         max_norm=optim.max_norm,
         beta=loss.beta,
-        desirable_weight=weights[0],
-        undesirable_weight=weights[1],
+        desirable_weight=float(loss.desirable_loss_weight),
+        undesirable_weight=float(loss.undesirable_loss_weight),
         loss_type=loss.loss_type,  # type: ignore[arg-type]  # checked by the parser
         aux_loss_coef=loss.aux_loss_coef,
         max_epochs=train.max_epochs,
     )
-    flat = to_flat(config)
-    trainer.fit(FitArgs(**{name: flat[name] for name in FitArgs.__dataclass_fields__}))
-
-    trainer.save_model(config.output.save_path, DTYPES[config.model.export_dtype or strategy.precision])
-    log.info("the model is in %s", config.output.save_path)
-    strategy.barrier()
-
-
-# Nats a token by which a model's own logits may differ from ours: kernels' round-off, far below a wrong head.
-HEAD_TOLERANCE = {"fp32": 1e-3, "bf16": 0.1, "fp16": 0.03}
 
 
 def say_what_differs(options: RunOptions) -> None:
@@ -132,6 +152,17 @@ def model_names(config: RunConfig) -> tuple[str, str]:
 
     policy, reference = (name if Path(name).is_dir() else snapshot_download(name) for name in names)
     return policy, reference
+
+
+def load_tokenizer_of(config: RunConfig, pretrain: str) -> Any:
+    """Return the model's tokenizer."""
+    from openkto.models.loading import load_tokenizer
+
+    return load_tokenizer(
+        pretrain,
+        use_fast=not config.model.disable_fast_tokenizer,
+        trust_remote_code=config.model.trust_remote_code,
+    )
 
 
 def make_strategy(config: RunConfig) -> Any:

@@ -187,6 +187,12 @@ class UnpairedPreferenceDataset:
         kept = rule.kept_lengths(prompt_lengths, completion_lengths, max_len=self.max_len, truncation=self.truncation)
         return kept[0] + kept[1]
 
+    def longest_and_largest(self) -> tuple[int, int]:
+        """Return the tokens of the longest sequence that any pairing can make, and the largest id in use."""
+        longest = min(self.max_len, int(self.prompt_lengths.max()) + int(self.completion_lengths.max()))
+        columns = [self._rows.data.column(name) for name in ("prompt_ids", "completion_ids")]
+        return longest, max(pc.max(pc.list_flatten(column)).as_py() for column in columns)
+
     def preview(self, n: int, has_colour: bool = False) -> str:
         """Return n rows of each class as the model sees them, with the scored part marked."""
         return preview_rows(self, n, has_colour)

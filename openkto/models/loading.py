@@ -88,6 +88,34 @@ def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedCon
     return config
 
 
+def check_fits(pretrain: str, config: PretrainedConfig, longest: int, largest_id: int) -> str | None:
+    """Compare the data with the model; return a warning, or nothing.
+
+    Args:
+        longest: tokens in the longest sequence.
+        largest_id: the largest token id in the data.
+
+    Raises:
+        ConfigError: the model has no embedding for an id or, with learned positions, for a position.
+    """
+    text = config.get_text_config()
+    if largest_id >= text.vocab_size:
+        raise ConfigError(
+            f"--pretrain {pretrain}: the tokenizer's ids must be below the model's vocabulary, {text.vocab_size}; got "
+            f"{largest_id}. Name the model's own tokenizer folder, or resize the model's embeddings."
+        )
+    known = text.to_dict()
+    positions = known.get("max_position_embeddings") or known.get("n_positions")
+    if positions is None or longest <= positions:
+        return None
+    if not any("rope" in name for name in known):
+        raise ConfigError(
+            f"--max_len: the model {pretrain} has {positions} positions; got sequences of up to {longest} tokens. "
+            f"Pass --max_len {positions}."
+        )
+    return f"sequences of up to {longest} tokens are longer than the {positions} that {pretrain} was made for."
+
+
 def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: bool = False):  # type: ignore[no-untyped-def]
     """Return the model's tokenizer.
 

@@ -205,8 +205,8 @@ def fp16_run(folder, zero_stage, factor, steps):
     # torch's CPU kernels do float16; DeepSpeed asks for a processor that is fast at it.
     type(get_accelerator()).is_fp16_supported = lambda self: True
     trainer, _ = make_trainer(
-        token_rows([True, False] * 2), zero_stage=zero_stage, batch=4, micro=2, lr=1e-3, steps=steps, param_dtype="fp16",
-        schedule="linear",
+        token_rows([True, False] * 2), zero_stage=zero_stage, batch=4, micro=2, lr=1e-3, steps=steps,
+        param_dtype="fp16", schedule="linear",
     )  # fmt: skip
     loss = trainer.loss
     trainer.loss = lambda log_ratio, label, z_ref: factor * loss(log_ratio, label, z_ref)

@@ -8,7 +8,7 @@ import transformers
 
 from openkto.errors import ConfigError
 from openkto.models import Actor, load_tokenizer
-from openkto.models.loading import load_config, load_model
+from openkto.models.loading import check_fits, load_config, load_model
 from tests.tiny import tiny_llama
 
 
@@ -89,6 +89,15 @@ def test_a_models_own_python_runs_only_when_it_is_allowed(folder, tmp_path_facto
 
 def test_a_missing_tokenizer_is_said(folder):
     assert "cannot load the tokenizer" in refusal(load_tokenizer, str(folder))
+
+
+def test_ids_and_positions_that_the_model_lacks_are_refused():
+    llama = tiny_llama().config
+    assert check_fits("m", llama, 128, 60) is None
+    assert "longer than the 128 that m was made for" in check_fits("m", llama, 129, 60)
+    assert "must be below the model's vocabulary, 61; got 61" in refusal(check_fits, "m", llama, 10, 61)
+    gpt2 = transformers.GPT2Config(n_positions=16)
+    assert "the model m has 16 positions; got sequences of up to 17" in refusal(check_fits, "m", gpt2, 17, 5)
 
 
 def test_two_forwards_of_an_actor_agree_whatever_the_models_dropout():
