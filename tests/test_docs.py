@@ -2,8 +2,14 @@
 
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 
+import pytest
+
+from openkto.commands import train
+from openkto.flags import parse
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
 
@@ -29,4 +35,37 @@ def test_the_library_example_trains_evaluates_and_saves(tmp_path, monkeypatch):
     run_ranks(run_library_example, 2, tmp_path, tmp_path)
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert kinds == ["run", "train", "eval", "summary"]
+    assert (tmp_path / "out/model.safetensors").exists()
+
+
+def readme_commands():
+    """Return the words of each openkto command in the README's shell blocks, its launcher included."""
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS.parent / "README.md").read_text(), re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line.split()[:1] in (["openkto"], ["deepspeed"], ["torchrun"])]
+
+
+@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
+def test_the_readmes_commands_are_understood(words, tmp_path, monkeypatch):
+    write_model(tmp_path / "path/or/name")
+    write_rows(tmp_path / "rows.jsonl", 4)
+    write_rows(tmp_path / "held_out.jsonl", 4)
+    shutil.copytree(DOCS.parent / "configs", tmp_path / "configs")
+    shutil.copytree(tmp_path / "path/or/name", tmp_path / "out")
+    (tmp_path / "out/run.yaml").write_text("pretrain: out\ndataset: [rows.jsonl]\n")
+    monkeypatch.chdir(tmp_path)
+    command = "evaluate" if "evaluate" in words else "train"
+    start = 1 + max(words.index(w) for w in ("train", "evaluate", "cli/train_kto.py") if w in words)
+    config, _ = parse(words[start:], command)
+    assert Path(config.model.pretrain).is_dir()
+
+
+@pytest.mark.parametrize("config", sorted((DOCS.parent / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_ready_run_trains(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
+    write_model(tmp_path / "model")
+    write_rows(tmp_path / "rows.jsonl", 12)
+    argv = ["--config", str(config), "--pretrain", f"{tmp_path}/model", "--dataset", f"{tmp_path}/rows.jsonl"]
+    argv += ["--save_path", f"{tmp_path}/out", "--max_steps", "1", "--max_len", "128"]
+    run_ranks(train.main, 2, tmp_path, argv)
     assert (tmp_path / "out/model.safetensors").exists()
