@@ -35,6 +35,7 @@ def main(argv: list[str]) -> None:
         warn_unless_fitting,
         weights_of_classes,
     )
+    from openkto.models.export import check_space
     from openkto.models.loading import DTYPES, load_config
 
     pretrain, reference = model_names(config)
@@ -66,9 +67,11 @@ def main(argv: list[str]) -> None:
         ref_actor = load_actor(config, reference, strategy.load_dtype, trains=False)
     trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor), rows, eval_rows)
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
+    dtype = DTYPES[config.model.export_dtype or strategy.precision]
+    check_space(config.output.save_path, trainer.num_parameters, dtype)
     flat = to_flat(config)
     trainer.fit(FitArgs(**{field.name: flat[field.name] for field in dataclasses.fields(FitArgs)}))
-    trainer.save_model(config.output.save_path, DTYPES[config.model.export_dtype or strategy.precision])
+    trainer.save_model(config.output.save_path, dtype)
     log.info("the model is in %s", config.output.save_path)
     strategy.barrier()
 

@@ -10,7 +10,21 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from openkto.errors import OpenKTOError
+from openkto.errors import ConfigError, OpenKTOError
+
+
+def check_space(folder: str | Path, num_parameters: int, dtype: torch.dtype) -> None:
+    """Compare the free space with the size of the model that a run will save there, hours later.
+
+    Raises:
+        ConfigError: it would not fit now.
+    """
+    needed, free = num_parameters * dtype.itemsize, shutil.disk_usage(folder).free
+    if free < needed:
+        raise ConfigError(
+            f"--save_path {folder}: the model needs {needed / 2**30:.2f} GiB; got {free / 2**30:.2f} GiB free. "
+            "Free some space or name another folder."
+        )
 
 
 def export_model(

@@ -102,6 +102,8 @@ class KTOTrainer:
         self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type)
         self.aux_loss_coef = aux_loss_coef
         self.max_epochs = max_epochs
+        # Under ZeRO-3 a parameter's own size is that of what this rank holds of it.
+        self.num_parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -124,7 +126,7 @@ class KTOTrainer:
         step = updates = loader.start_at(consumed_samples)
         total_steps = args.max_steps or self.max_epochs * steps_per_epoch
         last_step = min(total_steps, args.stop_after_steps or total_steps)
-        reporter = Reporter(args, self.strategy, self.model, self.loss, loader, step, total_steps)
+        reporter = Reporter(args, self.strategy, self.num_parameters, self.loss, loader, step, total_steps)
         try:
             if args.eval_at_start:
                 self._evaluate_and_report(reporter, Position(step, consumed_samples, loader.num_rows))

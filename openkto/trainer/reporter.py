@@ -85,7 +85,7 @@ class Reporter:
 
     Args:
         args: see `FitArgs`.
-        strategy, model, loss, loader: the trainer's.
+        strategy, num_parameters, loss, loader: the trainer's.
         first_step: steps done before; a run that starts afresh sets an earlier run's files aside.
         total_steps: of the schedule.
     """
@@ -94,15 +94,14 @@ class Reporter:
         self,
         args: Any,
         strategy: Any,
-        model: Any,
+        num_parameters: int,
         loss: KTOLoss,
         loader: KTODataLoader,
         first_step: int,
         total_steps: int,
     ) -> None:
         self.args, self.strategy = args, strategy
-        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-        self.throughput = Throughput(parameters, strategy.world_size, strategy.device)
+        self.throughput = Throughput(num_parameters, strategy.world_size, strategy.device)
         self.window = MetricWindow(loss)
         self.reports: list[StepReport] = []
         self.num_tokens = self.same_prompt = self.same_completion = self.skipped = 0
@@ -119,7 +118,7 @@ class Reporter:
             self.trackers = Trackers(args, settings)
             self.progress = Progress(total_steps, first_step)
             run = environment(strategy.world_size, strategy.device) | {
-                "parameters": parameters,
+                "parameters": num_parameters,
                 "rows": loader.num_rows,
             }
             self.trackers.log("run", 0, run)

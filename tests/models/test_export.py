@@ -1,0 +1,62 @@
+"""What is saved is what was loaded, with new weights; a disk that is full is said before the run and loses nothing."""
+
+import collections
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from openkto.errors import ConfigError, OpenKTOError
+from openkto.models.export import check_space, export_model
+from tests.text_rows import byte_tokenizer, write_model
+
+
+@pytest.fixture
+def model(tmp_path):
+    write_model(tmp_path / "base")
+    return transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+
+
+def export(model, folder, dtype=torch.float32):
+    weights = {name: tensor.to(dtype) + 1 for name, tensor in model.state_dict().items()}
+    export_model(model, weights, byte_tokenizer(), folder, dtype)
+
+
+def test_the_export_has_the_given_weights_and_dtype(model, tmp_path):
+    export(model, tmp_path / "out", torch.bfloat16)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name].bfloat16() + 1)
+    assert model.dtype == torch.float32
+
+
+def test_a_generation_config_that_transformers_refuses_is_kept(model, tmp_path):
+    model.generation_config.do_sample = False
+    model.generation_config.temperature = 0.3
+    export(model, tmp_path / "out")
+    saved = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert saved["temperature"] == 0.3
+
+
+def test_a_write_that_fails_leaves_the_earlier_export_whole(model, tmp_path, monkeypatch):
+    export(model, tmp_path / "out")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(model), "save_pretrained", full)
+    with pytest.raises(OpenKTOError, match=r"cannot save the model; .*No space left on device. Free some space"):
+        export(model, tmp_path / "out")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+def test_too_little_space_is_said_before_the_run(tmp_path, monkeypatch):
+    usage = collections.namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(0, 0, 2**30))
+    check_space(tmp_path, 2**29, torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"the model needs 2.00 GiB; got 1.00 GiB free"):
+        check_space(tmp_path, 2**29, torch.float32)
