@@ -114,8 +114,8 @@ class Oracle:
             sign, weight = (1.0, self.weights[0]) if item["label"] else (-1.0, self.weights[1])
             loss = weight * (1 - torch.sigmoid(self.beta * sign * (ratio - z_ref))) / len(items)
             loss.backward()
-            total += float(loss)
-            log_ratios.append(float(ratio))
+            total += float(loss.detach())
+            log_ratios.append(float(ratio.detach()))
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_norm))
         if lr is not None:
             self.optimizer.param_groups[0]["lr"] = lr
