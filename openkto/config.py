@@ -15,18 +15,11 @@ from typing import Any
 
 import yaml
 
-# The schedules of transformers' SchedulerType that are functions of the step.
+# The schedules of transformers' SchedulerType that are functions of the step; the first end at min_lr_ratio.
+FLOORED_SCHEDULES = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "polynomial", "warmup_stable_decay")
 LR_SCHEDULERS = (
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-    "warmup_stable_decay",
+    *(*FLOORED_SCHEDULES, "linear", "cosine", "cosine_with_restarts"),
+    *("constant", "constant_with_warmup", "inverse_sqrt"),
 )
 METRIC_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -115,7 +108,7 @@ class DataConfig:
         openrlhf="'User: {}\\nAssistant: '",
     )
     apply_chat_template: bool = option(False, "wrap text prompts in the chat template too, as message lists always are")
-    max_len: int = option(2048, "longest prompt and completion together", "tokens", at_least=2)
+    max_len: int = option(2048, "longest prompt and completion together", "tokens", at_least=3)
     truncation: str = option(
         "completion",
         "a row over --max_len: cut the completion's end, cut the prompt's start, or drop the row",

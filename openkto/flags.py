@@ -49,7 +49,8 @@ TRAIN_ONLY = (
     | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
 )
 
-# OpenRLHF's flags for what this version does not have: what it is, and the values that ask for nothing.
+# Flags of OpenRLHF, the last before 0.9, for what this version does not have: what it is, and the values that ask for
+# nothing.
 LATER: dict[str, tuple[str, tuple[bool | int | float | str, ...]]] = {
     "save_steps": ("checkpoints are", (-1, 0)),
     "save_hf_ckpt": ("checkpoints are", (False,)),
@@ -67,6 +68,20 @@ LATER: dict[str, tuple[str, tuple[bool | int | float | str, ...]]] = {
     "use_liger_kernel": ("the Liger kernel is", (False,)),
     "deepcompile": ("DeepCompile is", (False,)),
     "zpg": ("ZeRO++ is", (1,)),
+    "packing_samples": ("packing is", (False,)),
+}
+
+# What other programs, and older OpenRLHF, call a setting that has another name here.
+OTHER_NAMES = {
+    "flash_attn": "attn_implementation",
+    "bf16": "param_dtype",
+    "fp16": "param_dtype",
+    "model_name_or_path": "pretrain",
+    "output_dir": "save_path",
+    "num_train_epochs": "max_epochs",
+    "per_device_train_batch_size": "micro_train_batch_size",
+    "weight_decay": "l2",
+    "max_grad_norm": "max_norm",
 }
 
 
@@ -198,8 +213,7 @@ def _check_names(argv: list[str], command: Command) -> None:
             raise ConfigError(f"{dashed}: belongs to training; got it for evaluate. Leave it out.")
         if name not in offered or not token.startswith("--"):
             raise ConfigError(
-                f"{dashed}: must be a flag of openkto {command}; got an unknown one. "
-                f"The nearest is --{_nearest(name, offered)}."
+                f"{dashed}: must be a flag of openkto {command}; got an unknown one. {_right_name(name, offered, '--')}"
             )
         if name in seen and name in {*lists, "config"}:
             cure = "Put all its values after one." if name in lists else "Give one file."
@@ -207,8 +221,12 @@ def _check_names(argv: list[str], command: Command) -> None:
         seen.add(name)
 
 
-def _nearest(name: str, known: set[str]) -> str:
-    return difflib.get_close_matches(name.lower().replace("-", "_"), sorted(known), n=1, cutoff=0.0)[0]
+def _right_name(name: str, known: set[str], dashes: str = "") -> str:
+    """Return the sentence with the name that was meant."""
+    name = name.lower().replace("-", "_")
+    if OTHER_NAMES.get(name) in known:
+        return f"Its name here is {dashes}{OTHER_NAMES[name]}."
+    return f"The nearest is {dashes}{difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]}."
 
 
 def _read_yaml(path: str) -> dict[str, Given]:
@@ -241,9 +259,7 @@ def _read_yaml(path: str) -> dict[str, Given]:
                 f"{place}: must be a setting; got a section. Write its settings without it: names are flat."
             )
         if key not in known:
-            raise ConfigError(
-                f"{place}: must be a setting; got an unknown name. The nearest is {_nearest(key, known)}."
-            )
+            raise ConfigError(f"{place}: must be a setting; got an unknown name. {_right_name(key, known)}")
         if key in found:
             line = key_node.start_mark.line + 1
             raise ConfigError(f"{path}:{line}: a key may stand once; got {key!r} again. Keep one of the two.")

@@ -4,6 +4,7 @@ import faulthandler
 import multiprocessing
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, tmp_path: Path, *ar
     folder = tmp_path / f"ranks-{number}"
     folder.mkdir(parents=True)
     workers = [
-        _context.Process(target=_work, args=(function, rank, world_size, folder, timeout, args), daemon=True)
+        _context.Process(
+            target=_work, args=(function, rank, world_size, folder, timeout, dict(os.environ), args), daemon=True
+        )
         for rank in range(world_size)
     ]
     for worker in workers:
@@ -41,11 +44,17 @@ def run_ranks(function: Callable[..., Any], world_size: int, tmp_path: Path, *ar
     return [torch.load(r, weights_only=False) for r in results]
 
 
-def _work(function: Callable[..., Any], rank: int, world_size: int, folder: Path, timeout: float, args: tuple) -> None:
+def _work(
+    function: Callable[..., Any], rank: int, world_size: int, folder: Path, timeout: float, environ: dict, args: tuple
+) -> None:
     log = (folder / f"{rank}.log").open("w")
     sys.stdout = sys.stderr = log
     faulthandler.dump_traceback_later(timeout - 2, file=log)
     torch.set_num_threads(1)
+    # The fork server has the environment of its own start; a test may have changed its own since.
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = None
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_SIZE=str(world_size),
         DS_ACCELERATOR="cpu", TORCHDYNAMO_DISABLE="1",

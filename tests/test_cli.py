@@ -1,5 +1,6 @@
 """The commands as a user runs them: what they leave, their exit status, their one sentence."""
 
+import io
 import json
 import os
 import subprocess
@@ -124,6 +125,8 @@ def status(command, argv, capsys):
             "--pretrain: must be a Hugging Face name or a folder that exists; got '/nowhere/model'",
         ),
         (["--lora_rank", "8"], 2, "--lora_rank"),
+        (["--aux_loss_coef", "0.1"], 2, "--aux_loss_coef: needs a mixture-of-experts model"),
+        (["--attn_implementation", "flash_attention_2"], 2, "--attn_implementation"),
         (["--use_wandb", "0123456789abcdef"], 2, "WANDB_API_KEY"),
     ],
 )
@@ -142,6 +145,62 @@ def test_a_bad_row_is_named_with_file_and_line(place, capsys):
     assert code == 3
     assert f"error: {place}/rows.jsonl:21: " in text
     assert "maybe" in text
+
+
+def run_to_status(argv):
+    stderr = sys.stderr
+    sys.stderr = io.StringIO()
+    code = run(train.main, argv)
+    text, sys.stderr = sys.stderr.getvalue(), stderr
+    return code, text
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_bad_row_in_a_real_run_is_the_same_sentence_on_every_rank(place, world_size, monkeypatch):
+    with (place / "rows.jsonl").open("a") as file:
+        file.write('{"prompt": "a", "completion": "", "label": true}\n')
+    for code, text in run_ranks(run_to_status, world_size, place, flags(place)):
+        assert code == 3
+        assert text.splitlines()[-1].startswith(f"error: {place}/rows.jsonl:21: ")
+
+
+def test_evaluate_of_a_model_against_itself_is_zero_in_bfloat16_at_every_stage(place):
+    common = ["--pretrain", f"{place}/model", "--max_len", "128", "--eval_dataset", f"{place}/eval.jsonl"]
+    for stage in ("0", "3"):
+        argv = [*common, "--param_dtype", "bf16", "--zero_stage", stage, "--output", f"{place}/e.json"]
+        run_ranks(evaluate.main, 2, place, argv)
+        values = json.loads((place / "e.json").read_text())["eval"]
+        assert values["rewards/chosen"] == values["kl_unclamped"] == 0.0
+
+
+def test_a_pad_token_beyond_the_embeddings_still_trains(place):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "model")
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(place / "model")
+    run_ranks(train.main, 1, place, flags(place, "--max_steps", "1"))
+    assert lines(place / "out", "train")
+
+
+def test_a_model_that_cannot_be_saved_in_its_place_is_saved_elsewhere(place, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(place / "refuge"))
+    (place / "refuge").mkdir()
+    ((code, text),) = run_ranks(run_on_a_disk_that_fills_up, 1, place, flags(place, "--max_steps", "1"))
+    assert code == 1
+    (refuge,) = (place / "refuge").glob("openkto-*")
+    assert f"The trained model was saved to {refuge} instead" in text
+    assert transformers.AutoModelForCausalLM.from_pretrained(refuge)
+
+
+def run_on_a_disk_that_fills_up(argv):
+    save = transformers.PreTrainedModel.save_pretrained
+
+    def save_unless_full(model, folder, **kwargs):
+        if "/out/" in str(folder):
+            raise OSError(28, "No space left on device")
+        save(model, folder, **kwargs)
+
+    transformers.PreTrainedModel.save_pretrained = save_unless_full
+    return run_to_status(argv)
 
 
 def test_a_missing_file_is_named(place, capsys):
@@ -199,3 +258,12 @@ def test_torchrun_and_the_installed_command_run_too(place):
     for line, other in zip(expected, [numbers(x) for x in lines(place / "t", "train")], strict=True):
         line.pop("padding_fraction"), other.pop("padding_fraction")
         assert other == pytest.approx(line, rel=1e-4, abs=1e-4)
+
+
+def test_check_finds_a_ds_config_that_contradicts_the_run(place, capsys):
+    (place / "ds.json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 3}}')
+    code, text = status(train.main, flags(place, "--ds_config", f"{place}/ds.json", "--check"), capsys)
+    assert code == 2
+    assert "zero_optimization.stage" in text
+    (place / "ds.json").write_text('{"train_batch_size": 8, "gradient_clipping": "auto"}')
+    assert status(train.main, flags(place, "--ds_config", f"{place}/ds.json", "--check"), capsys)[0] == 0

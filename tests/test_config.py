@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from openkto.checks import check
 from openkto.config import (
+    FLOORED_SCHEDULES,
+    LR_SCHEDULERS,
+    METRIC_SCHEDULERS,
     SECTIONS,
     DataConfig,
     ModelConfig,
@@ -73,9 +76,25 @@ def test_names_are_unique_over_the_sections():
 def test_schedules_are_those_of_transformers_that_follow_the_step():
     from transformers.trainer_utils import SchedulerType
 
-    from openkto.config import LR_SCHEDULERS, METRIC_SCHEDULERS
-
     assert {*LR_SCHEDULERS, *METRIC_SCHEDULERS} >= {item.value for item in SchedulerType}
+
+
+@pytest.mark.parametrize("name", LR_SCHEDULERS)
+def test_schedules_with_a_floor_are_those_that_end_at_it(name):
+    import torch
+
+    from openkto.trainer.schedule import create_scheduler, learning_rates
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    scheduler = create_scheduler(optimizer, name, total_steps=200, warmup_ratio=0.1, min_lr_ratio=0.3)
+    # One of transformers' schedules stops a step or two above its floor.
+    assert (learning_rates(scheduler, 200) == pytest.approx([0.15], rel=0.01)) == (name in FLOORED_SCHEDULES)
+
+
+def test_the_shortest_row_is_the_one_that_truncation_can_keep():
+    from openkto.data.truncation import SMALLEST_MAX_LEN
+
+    assert settings()["max_len"].metadata["option"].at_least == SMALLEST_MAX_LEN
 
 
 TEXT = st.text(min_size=1).filter(lambda text: text == text.strip() and not text.startswith(("~", "/", ".")))

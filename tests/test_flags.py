@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openkto.config import settings
 from openkto.errors import ConfigError
-from openkto.flags import parse
+from openkto.flags import LATER, OTHER_NAMES, parse
 
 NEEDED = ["--pretrain", "m", "--dataset", "rows.jsonl"]
 
@@ -160,7 +161,12 @@ SENTENCES = [
     ("--adam_betas 0.9", "--adam_betas: must be two numbers of at least 0 and below 1; got '0.9'. "
      "Correct it, or leave it out."),
     ("--max_epochs 1.5", "--max_epochs: must be a whole number of at least 1; got '1.5'. Correct it, or leave it out."),
-    ("--max_len 1", "--max_len: must be a whole number of at least 2; got '1'. Correct it, or leave it out."),
+    ("--flash_attn", "--flash_attn: must be a flag of openkto train; got an unknown one. Its name here is "
+     "--attn_implementation."),
+    ("--bf16", "--bf16: must be a flag of openkto train; got an unknown one. Its name here is --param_dtype."),
+    ("--weight-decay 0", "--weight-decay: must be a flag of openkto train; got an unknown one. Its name here is --l2."),
+    ("--packing_samples", "--packing_samples: packing is not in this version; got true. Leave it out."),
+    ("--max_len 2", "--max_len: must be a whole number of at least 3; got '2'. Correct it, or leave it out."),
     ("--eval_steps -2", "--eval_steps: must be a whole number of at least -1; got '-2'. Correct it, or leave it out."),
     ("--zero_stage 4", "--zero_stage: must be a whole number of at least 0 and below 4; got '4'. "
      "Correct it, or leave it out."),
@@ -203,7 +209,7 @@ SENTENCES = [
      "got bf16. Leave it out."),
     ("--adam_offload --zero_stage 0", "--adam_offload: needs a ZeRO stage that shards the optimizer; got "
      "--zero_stage 0. Take --zero_stage 1, 2 or 3, or leave it out."),
-    ("--ds_config no.json", "--ds_config: must be a JSON file; got 'no.json' (No such file or directory). "
+    ("--ds_config no.json", "--ds_config: must be a JSON file; got 'no.json', no file. "
      "Check the path."),
     ("--max_tokens_per_micro_batch 100", "--max_tokens_per_micro_batch: must hold the longest row, --max_len 2048; "
      "got 100. Raise it, or lower --max_len."),
@@ -249,6 +255,18 @@ def test_evaluate_refuses_flags_of_training():
     )
 
 
+def test_other_programs_names_lead_to_settings_of_ours():
+    assert set(OTHER_NAMES.values()) <= settings().keys()
+    assert not OTHER_NAMES.keys() & (settings().keys() | LATER.keys())
+    needed = ["--pretrain", "m", "--eval_dataset", "x"]
+    assert "Its name here is --l2" not in refusal("--weight_decay", "0", needed=needed, command="evaluate")
+
+
+def test_a_floor_is_not_said_to_have_no_effect_where_it_has():
+    flags = ["--lr_scheduler", "polynomial", "--min_lr_ratio", "0.5"]
+    assert parse([*NEEDED, *flags], "train")[1].warnings == ()
+
+
 def test_a_batch_of_one_row_is_enough_without_a_reference_point():
     assert parse([*NEEDED, "--train_batch_size", "1", "--loss_type", "apo_zero_unpaired"], "train")
 
@@ -261,6 +279,8 @@ FILES = [
     ("", "run.yaml: must hold lines of the form 'name: value'; got nothing. See configs/ for examples."),
     ("beta", "run.yaml: must hold lines of the form 'name: value'; got plain text. See configs/ for examples."),
     ("betta: 3", "run.yaml: betta: must be a setting; got an unknown name. The nearest is beta."),
+    ("flash_attn: true", "run.yaml: flash_attn: must be a setting; got an unknown name. Its name here is "
+     "attn_implementation."),
     ("loss:\n  beta: 3", "run.yaml: loss: must be a setting; got a section. Write its settings without it: names are "
      "flat."),
     ("beta: {a: 3}", "run.yaml: beta: must be a value or a list of values; got something nested. Names are flat, see "
@@ -296,23 +316,6 @@ def test_a_file_that_is_no_text_is_named(tmp_path, monkeypatch):
     assert refusal("--config", str(tmp_path)) == (
         f"--config: must be a YAML file; got {str(tmp_path)!r} (Is a directory). Check the path."
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (
-            "{",
-            "x.json:1: must be JSON; got an error there: Expecting property name enclosed in "
-            "double quotes. Correct it.",
-        ),
-        ("[]", "x.json: must be a JSON object; got list. Write {...} around its keys."),
-    ],
-)
-def test_the_deepspeed_file_must_be_a_json_object(tmp_path, monkeypatch, text, sentence):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.json").write_text(text)
-    assert refusal("--ds_config", "x.json") == sentence
 
 
 def test_save_path_may_not_be_a_file(tmp_path, monkeypatch):

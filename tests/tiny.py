@@ -42,6 +42,7 @@ class TokenRowList:
     truncation: str = "completion"
     pad_token_id: int = 0
     bos_token_id: int | None = None
+    name: str = "rows"
     rows: np.ndarray = field(init=False)
     labels: np.ndarray = field(init=False)
 

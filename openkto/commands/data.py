@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from openkto.config import DataConfig, LossConfig, RunConfig, eval_sets
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
-from openkto.errors import OpenKTOError
+from openkto.errors import ConfigError, DataError, OpenKTOError
 from openkto.models.loading import check_fits
 
 log = logging.getLogger(__name__)
@@ -56,36 +56,43 @@ def warn_unless_fitting(pretrain: str, model_config: Any, sets: list[UnpairedPre
     Raises:
         ConfigError: the model cannot take its tokens.
     """
+    vocabulary = model_config.get_text_config().vocab_size
     for rows in sets:
         warning = check_fits(pretrain, model_config, *rows.longest_and_largest())
         if warning is not None:
             log.warning("warning: %s", warning)
+        if rows.pad_token_id >= vocabulary:
+            # A pad token added to the tokenizer alone; any id pads, since masks come from lengths.
+            log.info("the model has no embedding for the pad token's id %d: id 0 pads", rows.pad_token_id)
+            rows.pad_token_id = 0
 
 
 def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:
     """Let the first rank of each node make what is cached, then the others find it.
 
     Raises:
-        OpenKTOError: on every rank, where making failed on any.
+        ConfigError, DataError: on every rank, where making failed on any.
     """
     made: T | None = None
-    failure: OpenKTOError | None = None
+    failure: tuple[type[OpenKTOError], str] | None = None
     if strategy.local_rank == 0:
         try:
             made = make()
-        except OpenKTOError as error:
-            failure = error
-    failures = [f for f in strategy.gather_objects(failure) if f is not None]
-    if failures:
-        raise failures[0]
+        except (ConfigError, DataError) as error:
+            # Its own class may not survive the way to the other ranks.
+            failure = (DataError if isinstance(error, DataError) else ConfigError, str(error))
+    for found in strategy.gather_objects(failure):
+        if found is not None:
+            raise found[0](found[1])
     return make() if made is None else made
 
 
 def weights_of_classes(loss: LossConfig, dataset: UnpairedPreferenceDataset) -> tuple[float, float]:
     """Return the desirable and undesirable weight with `auto` resolved, and say the balance of the classes."""
-    counts = dataset.report.desirable, dataset.report.undesirable
+    report = dataset.report
+    counts, left_out = (report.desirable, report.undesirable), (report.left_out_desirable, report.left_out_undesirable)
     weights = resolve_weights(loss.desirable_loss_weight, loss.undesirable_loss_weight, *counts)  # type: ignore[arg-type]
-    line, warning = describe_balance(*weights, *counts)
+    line, warning = describe_balance(*weights, *counts, left_out=left_out)
     log.info("classes: %s", line)
     if warning is not None:
         log.warning("warning: %s", warning)

@@ -4,6 +4,7 @@ import json
 import logging
 from pathlib import Path
 
+from openkto.config import with_resolved
 from openkto.errors import ConfigError
 from openkto.flags import parse
 
@@ -17,24 +18,37 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, options = parse(argv, "evaluate")
+    output = prepare_output(Path(options.output or Path(config.output.save_path) / "evaluation.json"))
     from openkto.commands.data import evaluation_sets, made_once_a_node, warn_unless_fitting, weights_of_classes
-    from openkto.commands.train import HEAD_TOLERANCE, load_actor, load_tokenizer_of, make_strategy, model_names
+    from openkto.commands.train import (
+        HEAD_TOLERANCE,
+        load_actor,
+        load_model_config,
+        load_tokenizer_of,
+        make_strategy,
+        model_names,
+    )
     from openkto.data.loader import KTODataLoader
-    from openkto.models.loading import load_config
+    from openkto.models.loading import check_same_vocabulary
     from openkto.models.loss import KTOLoss
     from openkto.trainer.evaluation import evaluate_set
 
+    # Without an optimizer stages 0 to 2 are one; the autocast of stage 0 is for training.
+    config = with_resolved(config, zero_stage=max(1, config.deepspeed.zero_stage))
     pretrain, reference = model_names(config)
     tokenizer = load_tokenizer_of(config, pretrain)
+    check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
     strategy = make_strategy(config)
     strategy.setup_distributed()
     sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    warn_unless_fitting(pretrain, load_config(pretrain, config.model.trust_remote_code), list(sets.values()))
+    for name in {pretrain, reference}:
+        warn_unless_fitting(name, load_model_config(config, name), list(sets.values()))
     with strategy.model_loading():
         actor, ref_actor = (
             load_actor(config, name, strategy.load_dtype, trains=False) for name in (pretrain, reference)
         )
-    model, ref_model = strategy.prepare_frozen(actor), strategy.prepare_frozen(ref_actor)
+    model = strategy.prepare_frozen(actor)
+    ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
     results = {}
     for name, rows in sets.items():
@@ -52,7 +66,8 @@ def main(argv: list[str]) -> None:
         results[name] = {"rows": len(rows), **evaluate_set(model, ref_model, strategy, loss, name, loader)}
     if strategy.rank == 0:
         print(table(results))
-        write_json(results, Path(options.output or Path(config.output.save_path) / "evaluation.json"))
+        output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        log.info("the numbers are in %s", output)
     strategy.barrier()
 
 
@@ -71,15 +86,15 @@ def table(results: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def write_json(results: dict[str, dict[str, float]], path: Path) -> None:
-    """Write the results by set.
+def prepare_output(path: Path) -> Path:
+    """Return the path when a file can be written there, before the work begins.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: it cannot.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        path.open("a", encoding="utf-8").close()
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written ({error.strerror}). Name another file.") from error
-    log.info("the numbers are in %s", path)
+    return path

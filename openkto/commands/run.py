@@ -7,11 +7,14 @@ else.
 import logging
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
 
 from openkto.errors import OpenKTOError
+
+SECONDS_FOR_THE_FIRST_RANK = 3.0
 
 
 def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
@@ -24,8 +27,10 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
     except OpenKTOError as error:
         if debug:
             traceback.print_exc()
-        elif os.environ.get("LOCAL_RANK", "0") == "0":
-            # What every rank of a node finds is said once a node.
+        else:
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                # What all ranks of a node find is said by its first: the launcher ends the others meanwhile.
+                time.sleep(SECONDS_FOR_THE_FIRST_RANK)
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

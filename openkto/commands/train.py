@@ -5,6 +5,7 @@ Read `main` from the top: it is the whole way from the command line to the saved
 
 import dataclasses
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, options = parse(argv, "train")
-    say_what_differs(options)
+    say_what_differs(config, options)
     # Only now what takes seconds to import, so that a wrong flag is answered at once.
     from openkto.commands.data import (
         evaluation_sets,
@@ -36,23 +37,21 @@ def main(argv: list[str]) -> None:
         weights_of_classes,
     )
     from openkto.models.export import check_space
-    from openkto.models.loading import DTYPES, load_config
-
-    pretrain, reference = model_names(config)
-    model_config = load_config(pretrain, config.model.trust_remote_code)
-    load_config(reference, config.model.trust_remote_code)
-    tokenizer = load_tokenizer_of(config, pretrain)
-    if options.check or options.preview:
-        check_data(config, options, pretrain, model_config, tokenizer)
-        return
-
+    from openkto.models.loading import DTYPES
     from openkto.trainer import FitArgs
 
+    pretrain, reference = model_names(config)
+    model_config, tokenizer = check_models(config, pretrain, reference)
     strategy = make_strategy(config)
+    if options.check or options.preview:
+        if os.environ.get("RANK", "0") == "0":
+            check_data(config, options, pretrain, model_config, tokenizer)
+        return
     strategy.setup_distributed()
     rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
     eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    warn_unless_fitting(pretrain, model_config, [rows, *eval_rows.values()])
+    for name in {pretrain, reference}:
+        warn_unless_fitting(name, load_model_config(config, name), [rows, *eval_rows.values()])
     weights = weights_of_classes(config.loss, rows)
     config = with_resolved(
         config,
@@ -70,19 +69,51 @@ def main(argv: list[str]) -> None:
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
     check_space(config.output.save_path, trainer.num_parameters, dtype)
     flat = to_flat(config)
-    trainer.fit(FitArgs(**{field.name: flat[field.name] for field in dataclasses.fields(FitArgs)}))
+    known = {field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}
+    trainer.fit(FitArgs(**known, settings=flat))
     trainer.save_model(config.output.save_path, dtype)
     log.info("the model is in %s", config.output.save_path)
     strategy.barrier()
 
 
+def check_models(config: RunConfig, pretrain: str, reference: str) -> tuple[Any, Any]:
+    """Return the policy's configuration and tokenizer; they, the reference and the settings must go together.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    from openkto.models.loading import check_same_vocabulary, expert_counts
+
+    model_config = load_model_config(config, pretrain)
+    tokenizer = load_tokenizer_of(config, pretrain)
+    if reference != pretrain:
+        load_model_config(config, reference)
+        check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
+    if config.loss.aux_loss_coef > 0 and expert_counts(model_config)[0] == 0:
+        raise ConfigError(
+            f"--aux_loss_coef: needs a mixture-of-experts model; got {pretrain}, a dense {model_config.model_type}. "
+            "Leave it out."
+        )
+    if Path(config.output.save_path).resolve() in (Path(pretrain).resolve(), Path(reference).resolve()):
+        raise ConfigError(
+            f"--save_path: must not be the folder of a model that the run starts from; got "
+            f"{config.output.save_path}. "
+            "Name another folder."
+        )
+    return model_config, tokenizer
+
+
 def check_data(config: RunConfig, options: RunOptions, pretrain: str, model_config: Any, tokenizer: Any) -> None:
     """Read all rows, say what there is to say of them, and show some where asked."""
     from openkto.commands.data import evaluation_sets, training_set, warn_unless_fitting, weights_of_classes
+    from openkto.data.loader import check_pairable
 
     rows = training_set(config, tokenizer)
     eval_rows = evaluation_sets(config, tokenizer)
     warn_unless_fitting(pretrain, model_config, [rows, *eval_rows.values()])
+    if config.loss.loss_type == "kto":
+        for found in (rows, *eval_rows.values()):
+            check_pairable(found)
     weights_of_classes(config.loss, rows)
     if options.preview:
         print(rows.preview(options.preview, has_colour=sys.stdout.isatty()))
@@ -138,9 +169,9 @@ def make_trainer(
     )
 
 
-def say_what_differs(options: RunOptions) -> None:
+def say_what_differs(config: RunConfig, options: RunOptions) -> None:
     """Log the defaults that differ from OpenRLHF's and were not given, and the configuration's warnings."""
-    for line in openrlhf_differences(options.given):
+    for line in openrlhf_differences(options.given, use_wandb=config.output.use_wandb):
         log.info("default of %s", line)
     for line in options.warnings:
         log.warning("warning: %s", line)
@@ -155,6 +186,13 @@ def model_names(config: RunConfig) -> tuple[str, str]:
 
     policy, reference = (name if Path(name).is_dir() else snapshot_download(name) for name in names)
     return policy, reference
+
+
+def load_model_config(config: RunConfig, name: str) -> Any:
+    """Return the configuration of the model of that name."""
+    from openkto.models.loading import load_config
+
+    return load_config(name, config.model.trust_remote_code)
 
 
 def load_tokenizer_of(config: RunConfig, pretrain: str) -> Any:
@@ -176,6 +214,7 @@ def make_strategy(config: RunConfig) -> Any:
     return DeepspeedStrategy(
         zero_stage=settings.zero_stage,
         param_dtype=config.model.param_dtype,  # type: ignore[arg-type]  # checked by the parser
+        train_batch_size=config.train.train_batch_size,
         micro_train_batch_size=config.train.micro_train_batch_size,
         max_norm=config.optim.max_norm,
         grad_accum_dtype=settings.grad_accum_dtype or "fp32",  # type: ignore[arg-type]

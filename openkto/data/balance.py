@@ -5,8 +5,6 @@ Source: Ethayarajh et al., arXiv:2402.01306, section 4 on imbalanced data: (lamb
 
 from typing import Literal
 
-from openkto.errors import ConfigError
-
 SMALLEST_RATIO = 1.0
 LARGEST_RATIO = 4 / 3
 Weight = float | Literal["auto"]
@@ -16,13 +14,8 @@ def resolve_weights(
     desirable_weight: Weight, undesirable_weight: Weight, n_desirable: int, n_undesirable: int
 ) -> tuple[float, float]:
     """Return both weights as numbers: "auto" raises the smaller class until the ratio is 1, and is never below 1."""
-    if desirable_weight == "auto" and undesirable_weight == "auto":
-        raise ConfigError(
-            "desirable_loss_weight, undesirable_loss_weight: at most one may be auto; got auto for both."
-            " Pass auto for the smaller class."
-        )
     if desirable_weight == "auto":
-        assert undesirable_weight != "auto", "checked above"
+        assert undesirable_weight != "auto", "one is set by the other: openkto/checks.py refuses auto for both"
         if n_desirable > 0:
             return max(1.0, undesirable_weight * n_undesirable / n_desirable), undesirable_weight
         return 1.0, undesirable_weight
@@ -34,12 +27,24 @@ def resolve_weights(
 
 
 def describe_balance(
-    desirable_weight: float, undesirable_weight: float, n_desirable: int, n_undesirable: int
+    desirable_weight: float,
+    undesirable_weight: float,
+    n_desirable: int,
+    n_undesirable: int,
+    left_out: tuple[int, int] = (0, 0),
 ) -> tuple[str, str | None]:
-    """Return the line with counts and ratio, and a warning with a suggestion where the ratio is out of range."""
+    """Return the line with counts and ratio, and a warning with a suggestion where the ratio is out of range.
+
+    `left_out` counts the desirable and undesirable rows that were too long, which may be all of a class.
+    """
     counts = f"desirable {n_desirable}, undesirable {n_undesirable}"
     if n_desirable == 0 or n_undesirable == 0:
-        missing = "desirable" if n_desirable == 0 else "undesirable"
+        missing, too_long = ("desirable", left_out[0]) if n_desirable == 0 else ("undesirable", left_out[1])
+        if too_long:
+            return counts, (
+                f"all {too_long} {missing} rows are too long for --max_len and left out: KTO learns from both classes."
+                " Raise --max_len, or change --truncation."
+            )
         return counts, f"the data hold no {missing} row: KTO learns from both. Check the labels."
     desirable, undesirable = desirable_weight * n_desirable, undesirable_weight * n_undesirable
     if undesirable == 0:

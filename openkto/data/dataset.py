@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from openkto.checks import check_template
 from openkto.data import truncation as rule
 from openkto.data.cache import ROWS_FILE, cache_key, cached_folder, default_cache_dir
 from openkto.data.prepare import Preparation, load_prepared
@@ -48,7 +49,7 @@ class DataReport:
 
 
 class UnpairedPreferenceDataset:
-    """Tokenised labelled rows; indexable, sized, picklable.
+    """Tokenised labelled rows; indexable, sized, picklable. `name` is what they were read from.
 
     Args:
         source: a path, glob, `save_to_disk` folder or hub name; a list of such; or a list of rows (dicts).
@@ -92,6 +93,7 @@ class UnpairedPreferenceDataset:
         if pad_name != "pad_token":
             logger.info("the tokenizer has no pad token: %s (id %d) pads", pad_name, self.pad_token_id)
         sources = find_sources(source, split)
+        self.name = ", ".join(found.name for found in sources)
         if dataset_probs is not None and len(dataset_probs) != len(sources):
             raise ConfigError(
                 f"dataset_probs: must have one number for each dataset; got {len(dataset_probs)} for {len(sources)}."
@@ -208,13 +210,7 @@ def _check_settings(settings: RowSettings, max_len: int) -> None:
             f"max_len: must be at least {rule.SMALLEST_MAX_LEN} (BOS, prompt and completion token); got {max_len}."
             " Raise it."
         )
-    template = settings.input_template
-    if template is not None and template.count("{}") != 1:
-        raise ConfigError(
-            f"input_template: must hold {{}} once, where the prompt goes; got {template!r}. Correct the template."
-        )
-    if template is not None and settings.apply_chat_template:
-        raise ConfigError("input_template: cannot be used with apply_chat_template; got both. Leave one of them out.")
+    check_template("input_template", settings.input_template, settings.apply_chat_template)
 
 
 def _mix(kept: list[np.ndarray], probs: Sequence[float], seed: int) -> np.ndarray:

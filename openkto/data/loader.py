@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openkto.data.batch import batch_bounds, epoch_order, pair_mismatched, plan_micro_batches
-from openkto.errors import ConfigError
+from openkto.errors import ConfigError, DataError
 
 MicroBatch = dict[str, Tensor]
 
@@ -26,6 +26,7 @@ class TokenRows(Protocol):
     prompt_lengths: NDArray[np.int32]
     completion_lengths: NDArray[np.int32]
     pad_token_id: int
+    name: str
 
     def __len__(self) -> int: ...
 
@@ -80,6 +81,15 @@ def collate(
     }
 
 
+def check_pairable(dataset: TokenRows) -> None:
+    """Raise DataError for a set of a single row, where a loss needs pairs of different rows."""
+    if len(dataset) == 1:
+        raise DataError(
+            f"{dataset.name}: z_ref is estimated from pairs of different rows; got a set of one row. "
+            "Add rows, or pass --loss_type apo_zero_unpaired."
+        )
+
+
 class KTODataLoader:
     """Yields this rank's share of each global batch of an epoch.
 
@@ -106,11 +116,8 @@ class KTODataLoader:
         max_tokens_per_micro_batch: int | None = None,
         needs_mismatched: bool = True,
     ) -> None:
-        if needs_mismatched and len(dataset) == 1:
-            raise ConfigError(
-                "the data: z_ref is estimated from pairs of different rows; got a set of one row. "
-                "Add rows, or pass --loss_type apo_zero_unpaired."
-            )
+        if needs_mismatched:
+            check_pairable(dataset)
         self.dataset = dataset
         self.rank = rank
         self.world_size = world_size

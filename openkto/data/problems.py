@@ -21,12 +21,17 @@ def shorten(value: object, limit: int = 60) -> str:
 
 def data_error(place: str, rule: str, got: str, cure: str) -> DataError:
     """Return the error for something that no setting can pass over: a file, a folder, a tokenizer."""
-    return DataError(f"{place}: {rule}; got {got}. {cure}")
+    return DataError(_sentence(place, rule, got, cure))
 
 
 class BadRow(DataError):
     """One bad row: an error by default, dropped and counted under its `kind` with --on_bad_rows skip."""
 
     def __init__(self, place: str, kind: str, rule: str, got: str, cure: str = FIX_ROW) -> None:
-        super().__init__(f"{place}: {rule}; got {got}. {cure}")
+        super().__init__(_sentence(place, rule, got, cure))
         self.kind = kind
+
+
+def _sentence(place: str, rule: str, got: str, cure: str) -> str:
+    """Join the parts; a library's own message, or a shortened value, may bring its full stop."""
+    return f"{place}: {rule}; got {got}{'' if got.endswith('.') else '.'} {cure}"

@@ -13,6 +13,7 @@ from openkto.data.messages import Message, assistant, read_messages, read_tools,
 from openkto.data.problems import BadRow, shorten
 
 TURN_MARKER = "\n\nAssistant:"
+MEDIA_KEYS = ("images", "videos", "audios")
 KNOWN_FORMATS = (
     "prompt + completion + label; messages or conversations + label or kto_tag; prompt + chosen + rejected;"
     " conversations + chosen + rejected; chosen + rejected"
@@ -57,7 +58,7 @@ class RowReader:
     def __init__(self, settings: RowSettings) -> None:
         self._settings = settings
         self._format: Format | None = None
-        self._labels: dict[str, LabelReader] = {}
+        self._labels: dict[tuple[str, str], LabelReader] = {}  # by file and field
 
     @property
     def rows_per_record(self) -> int:
@@ -72,6 +73,9 @@ class RowReader:
             raise BadRow(place, "not an object", "a record must be an object with named fields", shorten(value))
         if self._format is None:
             self._format = recognise(place, value, self._settings)
+        for key in MEDIA_KEYS:
+            if value.get(key):
+                raise BadRow(place, "not text alone", f"{key} must be empty: only text is read", shorten(value[key]))
         if self._format.kind == "pairs":
             return self._read_pair(place, value, self._format.prompt_key)
         if self._format.kind == "conversation":
@@ -84,9 +88,19 @@ class RowReader:
             assert self._format.prompt_key is not None, "an unpaired row has a prompt key"
             prompt = _field(place, value, self._format.prompt_key)
             completion = _field(place, value, self._format.completion_key)
-        labels = self._labels.setdefault(file, LabelReader())
-        label = labels.read(place, _field(place, value, self._format.label_key, is_null_allowed=True))
+        label = self._read_label(place, file, value, self._format.label_key)
         return [self._row(place, value, prompt, completion, label)]
+
+    def _read_label(self, place: str, file: str, record: dict[str, object], key: str) -> bool:
+        given = _field(place, record, key, is_null_allowed=True)
+        label = self._labels.setdefault((file, key), LabelReader()).read(place, given)
+        other = {"label": "kto_tag", "kto_tag": "label"}.get(key)
+        if self._settings.label_key != "label" or other is None or record.get(other) is None:
+            return label
+        if self._labels.setdefault((file, other), LabelReader()).read(place, record[other]) != label:
+            rule = "label and kto_tag must say the same"
+            raise BadRow(place, "two labels", rule, f"{key} {shorten(given)} and {other} {shorten(record[other])}")
+        return label
 
     def _read_pair(self, place: str, record: dict[str, object], prompt_key: str | None) -> list[Row]:
         chosen, rejected = _field(place, record, "chosen"), _field(place, record, "rejected")
@@ -97,10 +111,13 @@ class RowReader:
             prompt = _field(place, record, prompt_key)
             if isinstance(prompt, str) and isinstance(chosen, list) and isinstance(rejected, list):
                 prompt, chosen, rejected = _repeated_prompt(place, prompt, chosen, rejected)
-        return [
+        rows = [
             self._row(place, record, prompt, chosen, label=True),
             self._row(place, record, prompt, rejected, label=False),
         ]
+        if rows[0].completion == rows[1].completion:
+            raise BadRow(place, "equal pair", "chosen and rejected must differ", f"{shorten(chosen)} for both")
+        return rows
 
     def _row(self, place: str, record: dict[str, object], prompt: object, completion: object, label: bool) -> Row:
         """Bring prompt and completion to one kind, both texts or both message lists."""

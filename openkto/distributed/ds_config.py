@@ -7,46 +7,83 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from deepspeed.runtime.config import DeepSpeedConfig
+from pydantic import ValidationError
+
 from openkto.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 SMALLEST_LOSS_SCALE = 1.0  # of fp16
+OFF = {"enabled": False}
 
-# What the run decides, with the flag that does; a user's file may repeat it, not contradict it.
-OWNED = {
-    "train_batch_size": "--train_batch_size",
-    "train_micro_batch_size_per_gpu": "--micro_train_batch_size",
-    "gradient_accumulation_steps": "--train_batch_size and --micro_train_batch_size",
-    "managed_gradient_accumulation": "OpenKTO",
-    "gradient_clipping": "--max_norm",
-    "optimizer": "--learning_rate, --adam_betas and --l2",
-    "scheduler": "--lr_scheduler",
-    "bf16.enabled": "--param_dtype",
-    "fp16.enabled": "--param_dtype",
-    "torch_autocast": "--param_dtype and --zero_stage",
-    "amp": "--param_dtype",
-    "data_types.grad_accum_dtype": "--grad_accum_dtype",
-    "communication_data_type": "--grad_accum_dtype",
-    "zero_optimization.stage": "--zero_stage",
-    "zero_optimization.overlap_comm": "--overlap_comm",
-    "zero_optimization.offload_optimizer.device": "--adam_offload",
-    "prescale_gradients": "OpenKTO",
-    "gradient_predivide_factor": "OpenKTO",
-    "data_efficiency": "OpenKTO",
-    "curriculum_learning": "OpenKTO",
-    "sequence_parallel_size": "OpenKTO",
-    "tensor_parallel": "OpenKTO",
-    "pipeline": "OpenKTO",
-    "compression_training": "OpenKTO",
+# What the run decides: by which flag, and the value that agrees where the computed configuration lacks the key. A
+# user's file may repeat it, not contradict it.
+OWNED: dict[str, tuple[str, Any]] = {
+    "train_batch_size": ("--train_batch_size", None),
+    "train_micro_batch_size_per_gpu": ("--micro_train_batch_size", None),
+    "gradient_accumulation_steps": ("--train_batch_size and --micro_train_batch_size", 1),
+    "managed_gradient_accumulation": ("OpenKTO", None),
+    "gradient_clipping": ("--max_norm", None),
+    "optimizer": ("--learning_rate, --adam_betas and --l2", {}),
+    "scheduler": ("--lr_scheduler", {}),
+    "torch_autocast": ("--param_dtype and --zero_stage", OFF),
+    "amp": ("--param_dtype", OFF),
+    "bf16.enabled": ("--param_dtype", False),
+    "bf16.immediate_grad_update": ("OpenKTO", False),
+    "bf16.check_grad_overflow": ("OpenKTO", True),
+    "bf16.bf16_master_weights_and_grads": ("OpenKTO", False),
+    "bf16.bf16_optimizer_states": ("OpenKTO", False),
+    "fp16.enabled": ("--param_dtype", False),
+    "fp16.auto_cast": ("OpenKTO", False),
+    "fp16.loss_scale": ("OpenKTO", 0),
+    "fp16.min_loss_scale": ("OpenKTO", SMALLEST_LOSS_SCALE),
+    "fp16.fp16_master_weights_and_grads": ("OpenKTO", False),
+    "data_types.grad_accum_dtype": ("--grad_accum_dtype", None),
+    "data_types.param_dtype": ("--param_dtype", None),
+    "data_types.buffer_dtype": ("--param_dtype", None),
+    "communication_data_type": ("--grad_accum_dtype", None),
+    "zero_optimization.stage": ("--zero_stage", None),
+    "zero_optimization.overlap_comm": ("--overlap_comm", False),
+    "zero_optimization.offload_optimizer.device": ("--adam_offload", "none"),
+    "zero_optimization.offload_optimizer.super_offload": ("OpenKTO", False),
+    "zero_optimization.cpu_offload": ("--adam_offload", False),
+    "zero_optimization.cpu_offload_param": ("OpenKTO", False),
+    "zero_optimization.cpu_offload_use_pin_memory": ("OpenKTO", False),
+    "zero_optimization.compute_grad_norm": ("OpenKTO", True),
+    "zero_optimization.legacy_stage1": ("OpenKTO", False),
+    "zero_optimization.elastic_checkpoint": ("OpenKTO", False),
+    "zero_optimization.zenflow": ("OpenKTO", None),
+    "zero_optimization.zero_hpz_partition_size": ("OpenKTO", 1),
+    "zero_optimization.zero_quantized_weights": ("OpenKTO", False),
+    "zero_optimization.zero_quantized_nontrainable_weights": ("OpenKTO", False),
+    "zero_optimization.zero_quantized_gradients": ("OpenKTO", False),
+    "zero_allow_untested_optimizer": ("OpenKTO", True),
+    "zero_force_ds_cpu_optimizer": ("OpenKTO", False),
+    "checkpoint.load_universal": ("OpenKTO", False),
+    "compile.deepcompile": ("OpenKTO", False),
+    "prescale_gradients": ("OpenKTO", False),
+    "gradient_predivide_factor": ("OpenKTO", 1),
+    "sparse_gradients": ("OpenKTO", False),
+    "data_efficiency": ("OpenKTO", OFF),
+    "curriculum_learning": ("OpenKTO", OFF),
+    "elasticity": ("OpenKTO", OFF),
+    "hybrid_engine": ("OpenKTO", OFF),
+    "autotuning": ("OpenKTO", OFF),
+    "sequence_parallel_size": ("OpenKTO", 1),
+    "tensor_parallel": ("OpenKTO", {}),
+    "pipeline": ("OpenKTO", {}),
+    "compression_training": ("OpenKTO", {}),
 }
-# DeepSpeed takes any other top-level key in silence, so a misspelt one would do nothing.
-FREE = (
-    "activation_checkpointing", "aio", "autotuning", "checkpoint", "comms_logger", "compile", "csv_monitor",
-    "disable_allgather", "dump_state", "elasticity", "flops_profiler", "memory_breakdown", "sparse_gradients",
-    "steps_per_print", "tensorboard", "timers", "wall_clock_breakdown", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "zero_optimization", "bf16", "fp16", "data_types", "wandb", "hybrid_engine",
-    "nebula", "use_data_before_expert_parallelism", "seq_parallel_communication_data_type", "graph_harvesting",
-)  # fmt: skip
+# Parameters are sharded, and so offloaded, at stage 3 alone.
+OWNED_BELOW_STAGE_3 = {"zero_optimization.offload_param.device": ("--zero_stage below 3", "none")}
+# The other top-level keys with their types. DeepSpeed takes unknown keys, and a wrong type of some, in silence.
+FREE: dict[str, type] = {
+    **dict.fromkeys(("activation_checkpointing", "aio", "comet", "comms_logger", "csv_monitor"), dict),
+    **dict.fromkeys(("flops_profiler", "tensorboard", "timers", "wandb"), dict),
+    **dict.fromkeys(("dump_state", "memory_breakdown", "wall_clock_breakdown"), bool),
+    "steps_per_print": int,
+}
+TYPE_NAMES = {dict: "an object", bool: "true or false", int: "a whole number"}
 
 
 def deepspeed_config(
@@ -110,41 +147,110 @@ def frozen_config(*, zero_stage: int, precision: Precision, micro_batch_size: in
     return config
 
 
-def merge_user_config(computed: dict[str, Any], path: str) -> dict[str, Any]:
-    """Lay a user's DeepSpeed JSON over the computed configuration.
+def merge_user_config(computed: dict[str, Any], path: str, train_batch_size: int | None = None) -> dict[str, Any]:
+    """Lay a user's DeepSpeed JSON over the computed configuration; needs no process group.
 
     `"auto"` means the computed value, as in transformers.
 
+    Args:
+        computed: what `deepspeed_config` returned.
+        path: the file.
+        train_batch_size: of the run, which the file may repeat. It is not handed on: DeepSpeed would hold it against
+            its own accumulation of 1.
+
     Raises:
-        ConfigError: the file is no JSON object, holds an unknown key, or contradicts what a flag of the run decides.
+        ConfigError: the file is no JSON object, holds an unknown key or a value that DeepSpeed refuses, or contradicts
+            what the run decides.
     """
-    try:
-        user = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--ds_config {path}: must be a JSON file; {error}.") from error
-    if not isinstance(user, dict):
-        raise ConfigError(f"--ds_config {path}: must hold one JSON object; got {type(user).__name__}.")
+    user = _read(path)
+    stage = computed["zero_optimization"]["stage"]
+    owned = OWNED if stage == 3 else OWNED | OWNED_BELOW_STAGE_3
+    owned = owned | {"train_batch_size": ("--train_batch_size", train_batch_size)}
+    for key, value in user.items():
+        if key not in FREE and not any(name.split(".")[0] == key for name in owned):
+            raise _wrong(path, key, "must be a key of DeepSpeed's that has a use here", value, "Remove it.")
+        if key in FREE and value != "auto" and type(value) is not FREE[key]:
+            raise _wrong(path, key, f"must be {TYPE_NAMES[FREE[key]]}", value, "Correct it.")
+    merged = _merge(computed, user, owned, path, "")
     for key in user:
-        if key not in FREE and key not in {owned.split(".")[0] for owned in OWNED}:
-            raise ConfigError(f"--ds_config {path}: {key}: no such key in DeepSpeed's configuration. Remove it.")
-    return _merge(computed, user, path, "")
+        if key in merged:
+            _check_by_deepspeed(computed | {key: merged[key]}, key, path)
+    return merged
 
 
-def _merge(computed: dict[str, Any], user: dict[str, Any], path: str, prefix: str) -> dict[str, Any]:
+def _read(path: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ConfigError(
+                f"--ds_config {path}: a key may stand once; got {json.dumps(twice[0])} twice. Keep one of the two."
+            )
+        return dict(pairs)
+
+    try:
+        user = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique)
+    except OSError as error:
+        got = f"{path!r} ({error.strerror})"
+        raise ConfigError(f"--ds_config: must be a JSON file; got {got}. Check the path.") from None
+    except json.JSONDecodeError as error:
+        place = f"--ds_config {path}:{error.lineno}"
+        raise ConfigError(f"{place}: must be JSON; got an error there: {error.msg}. Correct it.") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"--ds_config {path}: must be JSON; got text that JSON cannot hold. Correct it.") from None
+    if not isinstance(user, dict):
+        got = type(user).__name__
+        raise ConfigError(f"--ds_config {path}: must be a JSON object; got {got}. Write {{...}} around its keys.")
+    return user
+
+
+def _merge(
+    computed: dict[str, Any], user: dict[str, Any], owned: dict[str, tuple[str, Any]], path: str, prefix: str
+) -> dict[str, Any]:
     merged = dict(computed)
     for key, value in user.items():
         name = prefix + key
         if value == "auto":
             continue
-        if name in OWNED and value != computed.get(key):
-            decided = f"by {OWNED[name]}" + (f" ({json.dumps(computed[key])})" if key in computed else "")
-            raise ConfigError(
-                f"--ds_config {path}: {name}: is decided {decided}; got {json.dumps(value)}. "
-                "Take the key out of the file."
-            )
-        if isinstance(value, dict):
-            base = computed.get(key, {})
-            merged[key] = _merge(base if isinstance(base, dict) else {}, value, path, name + ".")
-        else:
-            merged[key] = value
+        if name in owned:
+            decider, otherwise = owned[name]
+            decided = computed.get(key, otherwise)
+            if value != decided:
+                said = "" if decided in (None, {}) else f" ({json.dumps(decided)})"
+                raise _wrong(path, name, f"is decided by {decider}{said}", value, "Take the key out of the file.")
+            continue
+        is_section = isinstance(computed.get(key), dict) or any(other.startswith(f"{name}.") for other in owned)
+        if is_section and not isinstance(value, dict):
+            raise _wrong(path, name, "must be an object", value, "Correct it, or take it out of the file.")
+        if prefix == "data_types.":
+            raise _wrong(path, name, "must be a key of DeepSpeed's that has a use here", value, "Remove it.")
+        if isinstance(value, dict) and value:
+            base = computed.get(key)
+            value = _merge(base if isinstance(base, dict) else {}, value, owned, path, f"{name}.")
+            if not value:  # everything in it agreed
+                continue
+        merged[key] = value
     return merged
+
+
+def _check_by_deepspeed(config: dict[str, Any], key: str, path: str) -> None:
+    """Let DeepSpeed read one key beside the computed ones, and say in a sentence what it refuses there."""
+    try:
+        DeepSpeedConfig(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        parts = [str(part) for part in first["loc"]]
+        name = ".".join(parts if parts[:1] == [key] else [key, *parts])
+        if first["type"] == "extra_forbidden":
+            raise _wrong(path, name, "must be a key of DeepSpeed's", first["input"], "Remove it.") from None
+        rule = f"must be what DeepSpeed takes ({first['msg']})"
+        raise _wrong(path, name, rule, first["input"], "Correct it.") from None
+    except Exception as error:  # it raises whatever a wrong type leads to
+        reason = " ".join(str(error).split())[:120]
+        raise _wrong(path, key, f"must be what DeepSpeed takes ({reason})", config[key], "Correct it.") from None
+
+
+def _wrong(path: str, name: str, rule: str, got: Any, cure: str) -> ConfigError:
+    text = json.dumps(got, default=str)
+    text = text if len(text) <= 80 else f"{text[:76]} ..."
+    return ConfigError(f"--ds_config {path}: {name}: {rule}; got {text}. {cure}")

@@ -4,7 +4,6 @@
 """
 
 import os
-import socket
 from datetime import timedelta
 
 import deepspeed
@@ -15,15 +14,15 @@ import torch
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
-def start_process(backend: str | None = None) -> torch.device:
+def start_process() -> torch.device:
     """Join the process group and return this rank's device.
 
     On a CPU DeepSpeed would first build a C++ op that training never uses: a minute or more, and a wait without end
     on the lock of a builder that was killed. So its list of ops is emptied there.
     """
-    if "RANK" not in os.environ:
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1")
-        os.environ["MASTER_PORT"] = str(_free_port())
+    is_alone = "RANK" not in os.environ
+    if is_alone:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
     on_gpu = torch.cuda.is_available()
     device = torch.device("cpu")
     if on_gpu:
@@ -31,8 +30,13 @@ def start_process(backend: str | None = None) -> torch.device:
         torch.cuda.set_device(device)
     else:
         deepspeed.ops.__compatible_ops__ = {}
+    backend = "nccl" if on_gpu else "gloo"
+    if is_alone:
+        # A store in memory: no port that another program may take.
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     deepspeed.init_distributed(
-        dist_backend=backend or ("nccl" if on_gpu else "gloo"), timeout=COLLECTIVE_TIMEOUT, verbose=False
+        dist_backend=backend, timeout=COLLECTIVE_TIMEOUT, verbose=False, auto_mpi_discovery=False
     )
     return device
 
@@ -46,9 +50,3 @@ def end_process() -> None:
 def is_first_rank() -> bool:
     """Whether this process is the one that speaks for the run; known from the launcher's variables alone."""
     return int(os.environ.get("RANK", "0")) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -43,7 +43,7 @@ class DeepspeedStrategy:
     Args:
         zero_stage: 0 to 3.
         param_dtype: fp32, bf16 or fp16. bf16 at stage 0 means float32 parameters under autocast.
-        micro_train_batch_size: told to DeepSpeed, used for nothing.
+        train_batch_size, micro_train_batch_size: compared with `ds_config` and told to DeepSpeed, used for nothing.
         max_norm: gradients are clipped to this norm; 0 is off.
         grad_accum_dtype: of accumulation and reduction under bf16.
         adam_offload: keep the optimizer's state in CPU memory.
@@ -59,6 +59,7 @@ class DeepspeedStrategy:
         *,
         zero_stage: int = 2,
         param_dtype: Precision | None = None,
+        train_batch_size: int | None = None,
         micro_train_batch_size: int = 1,
         max_norm: float = 1.0,
         grad_accum_dtype: Literal["fp32", "bf16"] = "fp32",
@@ -91,7 +92,7 @@ class DeepspeedStrategy:
             overlap_comm=overlap_comm,
         )
         if ds_config is not None:
-            self.config = merge_user_config(self.config, ds_config)
+            self.config = merge_user_config(self.config, ds_config, train_batch_size)
         self.device = torch.device("cpu")
         self.rank = 0
         self.local_rank = 0
@@ -165,16 +166,17 @@ class DeepspeedStrategy:
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
-        return (engine, optimizer, scheduler), None if ref_model is None else self.prepare_frozen(ref_model)
+        frozen = None if ref_model is None else self.prepare_frozen(ref_model, offload=self.ref_offload)
+        return (engine, optimizer, scheduler), frozen
 
-    def prepare_frozen(self, model: nn.Module) -> Any:
+    def prepare_frozen(self, model: nn.Module, *, offload: bool = False) -> Any:
         """Return a model for forwards alone, without gradient; sharded where the strategy shards parameters."""
         model.requires_grad_(False)
         model.eval()
         if self.zero_stage < 3:
-            return model if self.ref_offload else model.to(self.device)
+            return model if offload else model.to(self.device)
         config = frozen_config(
-            zero_stage=3, precision=self.precision, micro_batch_size=self.micro_batch_size, offload=self.ref_offload
+            zero_stage=3, precision=self.precision, micro_batch_size=self.micro_batch_size, offload=offload
         )
         engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
         return engine

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from openkto.errors import ConfigError
-from openkto.models.loading import disable_randomness, load_model
+from openkto.models.loading import disable_randomness, expert_counts, load_model
 from openkto.models.log_probs import LogitMap, token_entropies, token_log_probs
 
 
@@ -68,12 +68,11 @@ class Actor(nn.Module):
             )
         known = config.to_dict()
         self.logit_map = LogitMap(
-            scale=known.get("logit_scale", 1.0) / known.get("logits_scaling", 1.0),
+            scale=(known.get("logit_scale") or 1.0) / (known.get("logits_scaling") or 1.0),
             softcap=known.get("final_logit_softcapping"),
         )
-        self.num_experts: int = known.get("num_experts") or known.get("num_local_experts") or 0
-        self.experts_per_token: int = known.get("num_experts_per_tok") or 0
-        disable_randomness(self.model)
+        self.num_experts, self.experts_per_token = expert_counts(config)
+        self.config_as_loaded = disable_randomness(self.model)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
             if use_reentrant:
@@ -139,6 +138,11 @@ class Actor(nn.Module):
         ours_B = self(ids_BT, torch.ones_like(ids_BT), scored_BT).log_prob_B
         logits_BTV = self.model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float()
         theirs_B = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).double().sum((1, 2))
+        if not bool(ours_B.isfinite().all()):
+            raise ConfigError(
+                "--pretrain: the model's log-probabilities must be finite; got nan or infinity. Its weights are "
+                "broken: save or download them again."
+            )
         worst = float((ours_B - theirs_B).abs().max()) / 7
         if not worst <= tolerance:
             raise ConfigError(

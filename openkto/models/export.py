@@ -12,6 +12,10 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from openkto.errors import ConfigError, OpenKTOError
 
+# The weights' files that an earlier export may have left; others in the folder are the user's.
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors")
+RECORDS_BYTES = 32 * 2**20  # tokenizer, metrics and the like
+
 
 def check_space(folder: str | Path, num_parameters: int, dtype: torch.dtype) -> None:
     """Compare the free space with the size of the model that a run will save there, hours later.
@@ -19,18 +23,29 @@ def check_space(folder: str | Path, num_parameters: int, dtype: torch.dtype) -> 
     Raises:
         ConfigError: it would not fit now.
     """
-    needed, free = num_parameters * dtype.itemsize, shutil.disk_usage(folder).free
+    needed = num_parameters * dtype.itemsize + RECORDS_BYTES
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigError(
-            f"--save_path {folder}: the model needs {needed / 2**30:.2f} GiB; got {free / 2**30:.2f} GiB free. "
-            "Free some space or name another folder."
+            f"--save_path {folder}: the model and its records need {needed / 2**20:.0f} MiB; got "
+            f"{free / 2**20:.0f} MiB free. Free some space or name another folder."
         )
 
 
 def export_model(
-    model: PreTrainedModel, weights: dict[str, Tensor], tokenizer: Any, folder: str | Path, dtype: torch.dtype
+    model: PreTrainedModel,
+    weights: dict[str, Tensor],
+    tokenizer: Any,
+    folder: str | Path,
+    dtype: torch.dtype,
+    config_as_loaded: dict[str, float],
 ) -> None:
     """Write config, generation config, safetensors, tokenizer and chat template into `folder`.
+
+    Args:
+        weights: the state dict to save.
+        dtype: of the weights.
+        config_as_loaded: settings of the configuration that training changed, as they were.
 
     Everything is written beside its place and moved there when complete, so a full disk leaves what was there before.
 
@@ -41,19 +56,22 @@ def export_model(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
-            _write(model, weights, tokenizer, Path(scratch), dtype)
-            for old in folder.glob("model*.safetensors*"):
-                old.unlink()
+            _write(model, weights, tokenizer, Path(scratch), config_as_loaded | {"dtype": str(dtype).split(".")[1]})
+            for pattern in WEIGHT_FILES:
+                for old in folder.glob(pattern):
+                    old.unlink()
             for file in sorted(Path(scratch).iterdir()):
                 shutil.move(str(file), folder / file.name)
-    except OSError as error:
+    except Exception as error:
+        # safetensors and tokenizers have errors of their own for a full disk.
         raise OpenKTOError(
-            f"{folder}: cannot save the model; {error}. Free some space or name another --save_path."
+            f"{folder}: cannot save the model; got {type(error).__name__}: {error}. Free some space or name another "
+            "--save_path."
         ) from error
 
 
 def _write(
-    model: PreTrainedModel, weights: dict[str, Tensor], tokenizer: Any, folder: Path, dtype: torch.dtype
+    model: PreTrainedModel, weights: dict[str, Tensor], tokenizer: Any, folder: Path, settings: dict[str, Any]
 ) -> None:
     generation = model.generation_config
     # A generation config with contradicting settings trains and generates, but transformers refuses to save it.
@@ -66,6 +84,6 @@ def _write(
         (folder / "generation_config.json").write_text(generation.to_json_string(use_diff=True), encoding="utf-8")
     # transformers writes the dtype that the model trained in, not that of the weights given.
     config_file = folder / "config.json"
-    config = json.loads(config_file.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+    config = json.loads(config_file.read_text(encoding="utf-8")) | settings
     config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tokenizer.save_pretrained(folder)

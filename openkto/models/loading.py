@@ -14,7 +14,6 @@ from transformers.utils import is_flash_attn_2_available
 from openkto.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, ImportError, AssertionError)
 
 
 def load_model(
@@ -33,11 +32,8 @@ def load_model(
     Raises:
         ConfigError: there is no such model, it is of another kind, or its weights do not fit its configuration.
     """
+    attention = _attention(attn_implementation, dtype)
     config = load_config(pretrain, trust_remote_code)
-    attention = attn_implementation
-    if attention == "auto":
-        half = dtype in (torch.bfloat16, torch.float16)
-        attention = "flash_attention_2" if half and is_flash_attn_2_available() and torch.cuda.is_available() else ""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             pretrain,
@@ -47,20 +43,32 @@ def load_model(
             output_loading_info=True,
             **({"attn_implementation": attention} if attention else {}),
         )
-    except LOADING_ERRORS as error:
-        raise ConfigError(_cannot_load(pretrain, error)) from error
-    except Exception as error:  # safetensors raises its own class for a broken file
-        if type(error).__module__.split(".")[0] not in ("safetensors", "safetensors_rust", "huggingface_hub"):
-            raise
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # Other people's files in other people's code: whatever it raises is about that folder.
         raise ConfigError(_cannot_load(pretrain, error)) from error
     model, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ConfigError(
-            f"--pretrain {pretrain}: the weights must hold every parameter of the configuration; got none for "
+            f"{pretrain}: the weights must hold every parameter of the configuration; got none for "
             f"{missing[0]} and {len(missing) - 1} more. Save the model again, or name its own folder."
         )
     return model
+
+
+def _attention(name: str, dtype: torch.dtype) -> str:
+    """Return the attention implementation to ask transformers for; nothing leaves the choice to it."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    if name == "auto":
+        return "flash_attention_2" if half and is_flash_attn_2_available() and torch.cuda.is_available() else ""
+    if name == "flash_attention_2" and not is_flash_attn_2_available():
+        raise ConfigError(
+            f"--attn_implementation: {name} needs the package flash-attn and a GPU; got neither or one. "
+            "Pass auto, which takes the best that is there."
+        )
+    return name
 
 
 def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -72,20 +80,37 @@ def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedCon
     _check_folder(pretrain)
     try:
         config = AutoConfig.from_pretrained(pretrain, trust_remote_code=trust_remote_code)
-    except LOADING_ERRORS as error:
+    except Exception as error:
         raise ConfigError(_cannot_load(pretrain, error)) from error
     if config.is_encoder_decoder:
         raise ConfigError(
-            f"--pretrain {pretrain}: the model must be a decoder alone; got {config.model_type}, which has an encoder. "
+            f"{pretrain}: the model must be a decoder alone; got {config.model_type}, which has an encoder. "
             "Name a causal language model."
         )
     others = [name for name in ("vision_config", "audio_config") if name in config.to_dict()]
     if others:
         raise ConfigError(
-            f"--pretrain {pretrain}: the model must be for text alone; got {config.model_type} with a "
+            f"{pretrain}: the model must be for text alone; got {config.model_type} with a "
             f"{others[0].split('_')[0]} part. Name its text model."
         )
     return config
+
+
+def check_same_vocabulary(tokenizer: Any, reference: str, trust_remote_code: bool = False) -> None:
+    """Raise ConfigError where the reference comes with a tokenizer that gives other ids."""
+    if not (Path(reference) / "tokenizer_config.json").exists():
+        return
+    if load_tokenizer(reference, trust_remote_code=trust_remote_code).get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            f"--ref_pretrain {reference}: must have the policy's vocabulary, since log-probabilities are compared "
+            "token by token; got another tokenizer. Name a model of the same family."
+        )
+
+
+def expert_counts(config: PretrainedConfig) -> tuple[int, int]:
+    """Return (experts, experts a token), zeros for a dense model."""
+    known = config.get_text_config().to_dict()
+    return known.get("num_experts") or known.get("num_local_experts") or 0, known.get("num_experts_per_tok") or 0
 
 
 def check_fits(pretrain: str, config: PretrainedConfig, longest: int, largest_id: int) -> str | None:
@@ -101,7 +126,7 @@ def check_fits(pretrain: str, config: PretrainedConfig, longest: int, largest_id
     text = config.get_text_config()
     if largest_id >= text.vocab_size:
         raise ConfigError(
-            f"--pretrain {pretrain}: the tokenizer's ids must be below the model's vocabulary, {text.vocab_size}; got "
+            f"{pretrain}: the tokenizer's ids must be below the model's vocabulary, {text.vocab_size}; got "
             f"{largest_id}. Name the model's own tokenizer folder, or resize the model's embeddings."
         )
     known = text.to_dict()
@@ -127,7 +152,7 @@ def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: b
         return AutoTokenizer.from_pretrained(pretrain, use_fast=use_fast, trust_remote_code=trust_remote_code)
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         raise ConfigError(
-            f"--pretrain {pretrain}: cannot load the tokenizer: {_first_line(error)} "
+            f"{pretrain}: cannot load the tokenizer: {_first_line(error)} "
             "Check that the folder holds the model's tokenizer files."
         ) from error
 
@@ -136,17 +161,15 @@ def _check_folder(pretrain: str) -> None:
     path = Path(pretrain)
     looks_local = path.is_absolute() or pretrain.startswith((".", "~")) or pretrain.count("/") > 1
     if looks_local and not path.exists():
-        raise ConfigError(f"--pretrain {pretrain}: no such folder. Check the path.")
+        raise ConfigError(f"{pretrain}: no such folder. Check the path.")
     if path.is_file():
-        raise ConfigError(
-            f"--pretrain {pretrain}: must be a model's folder; got a file. Name the folder that holds it."
-        )
+        raise ConfigError(f"{pretrain}: must be a model's folder; got a file. Name the folder that holds it.")
     if path.is_dir() and not (path / "config.json").exists():
         cure = (
             "Name the base model; adapters cannot be trained on yet." if (path / "adapter_config.json").exists() else ""
         )
         raise ConfigError(
-            f"--pretrain {pretrain}: a model's folder holds a config.json; got none. "
+            f"{pretrain}: a model's folder holds a config.json; got none. "
             f"{cure or 'Name the folder that the model was saved to.'}"
         )
 
@@ -154,11 +177,11 @@ def _check_folder(pretrain: str) -> None:
 def _cannot_load(pretrain: str, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return (
-            f"--pretrain {pretrain}: the model comes with Python code of its own, which is not run unasked. "
+            f"{pretrain}: the model comes with Python code of its own, which is not run unasked. "
             "Pass --trust_remote_code if you trust its author."
         )
     why = _first_line(error)
-    return f"--pretrain {pretrain}: cannot load the model: {why} Check the name, the files and the versions."
+    return f"{pretrain}: cannot load the model: {why} Check the name, the files and the versions."
 
 
 def _first_line(error: Exception) -> str:
@@ -166,15 +189,27 @@ def _first_line(error: Exception) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-def disable_randomness(model: nn.Module) -> None:
+def disable_randomness(model: PreTrainedModel) -> dict[str, float]:
     """Set every dropout, layer drop and router jitter of the model to 0, so that two forwards agree in any mode.
 
-    KTO compares a policy with a reference; noise in either is noise in the reward. The configuration is left as it
-    is, for the export.
+    KTO compares a policy with a reference; noise in either is noise in the reward. Some models read the rates from
+    their configuration in every forward, so it is changed too; returned is what it held, for the export.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():
-            if isinstance(value, float) and ("drop" in name or "jitter" in name):
-                setattr(module, name, 0.0)
+        for name in _rates(module):
+            setattr(module, name, 0.0)
+    changed = {name: float(vars(model.config)[name]) for name in _rates(model.config)}
+    for name in changed:
+        setattr(model.config, name, 0.0)
+    return changed
+
+
+def _rates(holder: object) -> list[str]:
+    """Return the names of a module's or configuration's own rates of dropout or jitter that are not 0."""
+    return [
+        name
+        for name, value in vars(holder).items()
+        if isinstance(value, float) and value != 0.0 and ("drop" in name or "jitter" in name)
+    ]

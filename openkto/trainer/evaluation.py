@@ -26,10 +26,10 @@ def evaluate_set(
     Raises:
         TrainingError: a log-probability is not finite.
     """
-    window = MetricWindow(loss)
+    window, place = MetricWindow(loss), f"evaluation set {name}"
     model.eval()
     for batch in loader:
-        before = forward_without_gradient(model, ref_model, strategy, loss, batch)
+        before = forward_without_gradient(model, ref_model, strategy, loss, batch, place)
         parts = []
         for micro_batch, ref_log_prob_B in zip(batch.matched, before.ref_log_prob, strict=True):
             log_prob_B = forward(model, micro_batch, strategy.device).cpu()
@@ -37,6 +37,6 @@ def evaluate_set(
             parts.append(torch.stack([c.double() for c in columns], dim=1)[is_real(micro_batch)])
         rows_NC = strategy.gather_rows(torch.cat(parts).to(strategy.device))
         rows = batch_rows(rows_NC, before)
-        stop_unless_finite(f"evaluation set {name}", rows_NC[:, 0], rows.log_ratio_N)
+        stop_unless_finite(place, rows_NC[:, 0], rows.log_ratio_N)
         window.add(rows)
     return window.values()

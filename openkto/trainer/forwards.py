@@ -44,12 +44,15 @@ class BeforeGradient(NamedTuple):
 
 @torch.no_grad()
 def forward_without_gradient(
-    model: Any, ref_model: Any, strategy: Strategy, loss: KTOLoss, batch: RankBatch
+    model: Any, ref_model: Any, strategy: Strategy, loss: KTOLoss, batch: RankBatch, place: str
 ) -> BeforeGradient:
     """Run the policy on the mismatched pairs and the reference on everything, then agree on z_ref.
 
     All of it comes before the first backward: z_ref is exact for every micro-batch, and ZeRO-3 keeps its prefetch
     order.
+
+    Args:
+        place: names the batch in an error.
 
     Raises:
         TrainingError: a log-ratio of a mismatched pair is not finite.
@@ -81,7 +84,7 @@ def forward_without_gradient(
         return BeforeGradient(ref_log_prob, totals.new_zeros(()), None, counts)
     if not bool(totals[0].isfinite()):
         pairs_NC = strategy.gather_rows(torch.stack([row_L.double(), log_ratio_L], dim=1).to(device))
-        stop_unless_finite("the mismatched pairs", pairs_NC[:, 0], pairs_NC[:, 1])
+        stop_unless_finite(f"{place}, mismatched pairs", pairs_NC[:, 0], pairs_NC[:, 1])
     return BeforeGradient(ref_log_prob, reference_point(totals[0], totals[1]), float(totals[0] / totals[1]), counts)
 
 

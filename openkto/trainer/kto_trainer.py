@@ -4,6 +4,7 @@ Shapes:  B = rows in a micro-batch, N = rows in the global batch (all ranks).
 Units:   nats.
 """
 
+import tempfile
 import time
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from openkto.data.loader import KTODataLoader, RankBatch
 from openkto.distributed.gather import gather_weights
 from openkto.distributed.strategy import StepResult
-from openkto.errors import ConfigError, TrainingError
+from openkto.errors import ConfigError, OpenKTOError, TrainingError
 from openkto.models.export import export_model
 from openkto.models.loss import KTOLoss, LossType
 from openkto.trainer.evaluation import evaluate_set
@@ -99,6 +100,8 @@ class KTOTrainer:
         if isinstance(eval_dataloader, KTODataLoader):
             eval_dataloader = {"eval": eval_dataloader}
         self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader or {}
+        if aux_loss_coef > 0 and model.module.num_experts == 0:
+            raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type)
         self.aux_loss_coef = aux_loss_coef
         self.max_epochs = max_epochs
@@ -131,8 +134,8 @@ class KTOTrainer:
             if args.eval_at_start:
                 self._evaluate_and_report(reporter, Position(step, consumed_samples, loader.num_rows))
             while step < last_step:
+                started = time.perf_counter()
                 for batch in loader:
-                    started = time.perf_counter()
                     step += 1
                     rates = learning_rates(self.scheduler, updates + 1)
                     self.strategy.set_learning_rates(self.model, rates)
@@ -140,12 +143,16 @@ class KTOTrainer:
                     updates += report.applied
                     consumed_samples += report.counts.rows
                     position = Position(step, consumed_samples, loader.num_rows)
-                    reporter.step(position, batch, report, time.perf_counter() - started)
+                    reporter.step(position, batch, report, time.perf_counter() - started, is_last=step == last_step)
                     if self._is_evaluation_due(args.eval_steps, step, last_step):
                         self._evaluate_and_report(reporter, position)
                     if step == last_step:
                         break
+                    started = time.perf_counter()
             reporter.finish(skipped_steps=step - updates)
+        except TrainingError:
+            reporter.write_window()
+            raise
         finally:
             reporter.close()
 
@@ -157,7 +164,8 @@ class KTOTrainer:
 
     def _train_step(self, step: int, batch: RankBatch, learning_rate: float, with_entropy: bool) -> StepReport:
         self.model.train()
-        before = forward_without_gradient(self.model, self.ref_model, self.strategy, self.loss, batch)
+        place = f"step {step}"
+        before = forward_without_gradient(self.model, self.ref_model, self.strategy, self.loss, batch, place)
         has_aux_loss = self.aux_loss_coef > 0
         parts, aux_loss = [], torch.zeros((), device=self.strategy.device)
         for m, ref_log_prob_B in enumerate(before.ref_log_prob):
@@ -171,7 +179,8 @@ class KTOTrainer:
             )
             is_real_B, label_B = is_real(micro_batch), micro_batch["label"]
             losses_B = self.loss(output.log_prob_B - ref_log_prob_B, label_B, before.z_ref)
-            loss = (losses_B * is_real_B).sum() / before.counts.rows
+            # A dummy row's log-ratio is the constant 0: it has no gradient, and its loss is not reported.
+            loss = losses_B.sum() / before.counts.rows
             if has_aux_loss:
                 tokens = (micro_batch["attention_mask"] * is_real_B[:, None]).sum()
                 part = output.balancing_loss * tokens / before.counts.matched_tokens
@@ -182,11 +191,11 @@ class KTOTrainer:
             parts.append(torch.stack([c.detach().double() for c in columns], dim=1)[is_real_B])
         rows_NC = self.strategy.gather_rows(torch.cat(parts))
         rows = batch_rows(rows_NC, before)
-        stop_unless_finite(f"step {step}", rows_NC[:, 0], rows.log_ratio_N)
+        stop_unless_finite(place, rows_NC[:, 0], rows.log_ratio_N)
         try:
             result = self.strategy.step(self.model)
         except TrainingError as error:
-            raise TrainingError(f"step {step}: {error} {name_rows(rows_NC[:, 0])}") from error
+            raise TrainingError(f"{place}: {error} {name_rows(rows_NC[:, 0])}") from error
         return StepReport(
             rows=rows,
             counts=before.counts,
@@ -220,9 +229,19 @@ class KTOTrainer:
         """Write the model and its tokenizer as a Hugging Face folder; all ranks must call it.
 
         Raises:
-            OpenKTOError: the folder cannot be written.
+            OpenKTOError: the folder cannot be written; the model is then in a temporary folder, if that can be.
         """
-        model = self.model.module.model
-        weights = gather_weights(self.model, model, dtype)
-        if self.strategy.rank == 0:
-            export_model(model, weights, self.tokenizer, folder, dtype)
+        actor = self.model.module
+        weights = gather_weights(self.model, actor.model, dtype)
+        if self.strategy.rank != 0:
+            return
+        rest = (actor.model, weights, self.tokenizer)
+        try:
+            export_model(*rest, folder, dtype, actor.config_as_loaded)
+        except OpenKTOError as error:
+            # Hours of training are in these weights: any place is better than none.
+            refuge = tempfile.mkdtemp(prefix="openkto-")
+            export_model(*rest, refuge, dtype, actor.config_as_loaded)
+            raise OpenKTOError(
+                f"{error} The trained model was saved to {refuge} instead: move it from there."
+            ) from error

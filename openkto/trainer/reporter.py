@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class FitArgs:
     wandb_group: str | None = None
     wandb_project: str = "openkto"
     wandb_run_name: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # the whole run's, shown by W&B; no key among them
 
 
 class Position(NamedTuple):
@@ -112,10 +113,9 @@ class Reporter:
         self.progress: Progress | None = None
         self.batches_file: Any = None
         if strategy.rank == 0:
-            settings = {name: value for name, value in vars(args).items() if not name.startswith("_")}
             if first_step == 0:
                 set_aside(Path(args.save_path))
-            self.trackers = Trackers(args, settings)
+            self.trackers = Trackers(args, args.settings)
             self.progress = Progress(total_steps, first_step)
             run = environment(strategy.world_size, strategy.device) | {
                 "parameters": num_parameters,
@@ -141,7 +141,7 @@ class Reporter:
                 f"--log_batches: cannot write into {folder}; {error}. Name another --save_path."
             ) from error
 
-    def step(self, position: Position, batch: RankBatch, report: StepReport, seconds: float) -> None:
+    def step(self, position: Position, batch: RankBatch, report: StepReport, seconds: float, *, is_last: bool) -> None:
         """Take one step in; write a line when one is due."""
         self.window.add(report.rows)
         self.reports.append(report)
@@ -151,14 +151,23 @@ class Reporter:
         self.same_completion += report.counts.same_completion
         self.skipped += not report.applied
         self.position = position
-        if self.batches_file is not None:
-            line = {"step": position.step, "rows": batch.rows.tolist(), "kl_rows": batch.kl_rows.tolist()}
+        self._write_batch(position.step, batch)
+        if is_last or position.step % self.args.logging_steps == 0:
+            self.write_window()
+
+    def _write_batch(self, step: int, batch: RankBatch) -> None:
+        if self.batches_file is None:
+            return
+        line = {"step": step, "rows": batch.rows.tolist(), "kl_rows": batch.kl_rows.tolist()}
+        try:
             self.batches_file.write(json.dumps(line) + "\n")
             self.batches_file.flush()
-        if position.step % self.args.logging_steps == 0:
-            self._write_window()
+        except OSError as error:
+            log.warning("batches.jsonl: is off from step %d on (%s); training goes on.", step, error.strerror)
+            self.batches_file = None
 
-    def _write_window(self) -> None:
+    def write_window(self) -> None:
+        """Write the line of the steps since the last one, if there are any; all ranks must call it."""
         if not self.reports or self.position is None:
             return
         applied = [r.grad_norm for r in self.reports if r.applied]
@@ -193,8 +202,7 @@ class Reporter:
             log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", position.step, shown)
 
     def finish(self, skipped_steps: int) -> None:
-        """Write what is left of the last window, and the summary."""
-        self._write_window()
+        """Write the summary."""
         if self.trackers is None or self.position is None:
             return
         summary = self.position.values() | {

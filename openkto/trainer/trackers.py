@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -212,7 +213,7 @@ class WeightsAndBiases:
             project=output.wandb_project,
             entity=output.wandb_org,
             group=output.wandb_group,
-            name=output.wandb_run_name,
+            name=output.wandb_run_name or f"kto_{datetime.now():%m%dT%H:%M}",
             dir=os.environ.get("WANDB_DIR", output.save_path),
             config=config,
             settings=wandb.Settings(console="off"),

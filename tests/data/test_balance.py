@@ -3,7 +3,6 @@
 import pytest
 
 from openkto.data.balance import describe_balance, resolve_weights
-from openkto.errors import ConfigError
 
 
 def test_auto_raises_the_smaller_class_until_the_ratio_is_one():
@@ -26,8 +25,8 @@ def test_numbers_are_kept():
     assert resolve_weights(0.5, 2.0, 3, 100) == (0.5, 2.0)
 
 
-def test_auto_for_both_is_an_error():
-    with pytest.raises(ConfigError, match="at most one may be auto; got auto for both"):
+def test_auto_for_both_is_a_mistake_of_the_program():
+    with pytest.raises(AssertionError, match="one is set by the other"):
         resolve_weights("auto", "auto", 1, 2)
 
 
@@ -67,3 +66,13 @@ def test_an_absent_class_is_warned_of():
         "desirable 5, undesirable 0",
         "the data hold no undesirable row: KTO learns from both. Check the labels.",
     )
+
+
+@pytest.mark.parametrize(("counts", "name"), [((5, 0), "undesirable"), ((0, 5), "desirable")])
+def test_a_class_that_was_too_long_is_not_blamed_on_the_labels(counts, name):
+    left_out = (0, 7) if name == "undesirable" else (7, 0)
+    assert describe_balance(1.0, 1.0, *counts, left_out)[1] == (
+        f"all 7 {name} rows are too long for --max_len and left out: KTO learns from both classes."
+        " Raise --max_len, or change --truncation."
+    )
+    assert "Check the labels" in str(describe_balance(1.0, 1.0, *counts, left_out[::-1])[1])

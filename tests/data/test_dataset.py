@@ -58,6 +58,12 @@ def test_a_row_has_ids_mask_label_and_number(write_lines):
     assert (dataset.bos_token_id, dataset.pad_token_id) == (tokenizer.bos_token_id, tokenizer.pad_token_id)
 
 
+def test_its_name_is_that_of_its_sources(write_lines):
+    paths = [write_lines(rows(1, 1), "a.jsonl"), write_lines(rows(1, 1), "b.jsonl")]
+    assert make(paths).name == f"{paths[0]}, {paths[1]}"
+    assert make(rows(1, 1)).name == "rows"
+
+
 def test_the_arrays_agree_with_the_rows(write_lines):
     dataset = make([write_lines(rows(2, 3), "a.jsonl"), write_lines(pairs(2), "b.jsonl")])
     found = [dataset[i] for i in range(len(dataset))]
@@ -283,11 +289,14 @@ def test_probabilities_must_fit_the_datasets(write_lines, probs):
     ("settings", "says"),
     [
         ({"max_len": 2}, "max_len: must be at least 3 (BOS, prompt and completion token); got 2. Raise it."),
-        ({"input_template": "Q:"}, "input_template: must hold {} once, where the prompt goes; got 'Q:'. Correct"),
+        (
+            {"input_template": "Q:"},
+            "input_template: must hold {} once, where the prompt goes; got 'Q:' with 0. Correct",
+        ),
         ({"input_template": "{}{}"}, "input_template: must hold {} once"),
         (
             {"input_template": "{}", "apply_chat_template": True},
-            "input_template: cannot be used with apply_chat_template; got both. Leave one of them out.",
+            "input_template: cannot go with --apply_chat_template, which wraps the prompt too; got both.",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from openkto.data.loader import KTODataLoader, collate
-from openkto.errors import ConfigError
+from openkto.errors import ConfigError, DataError
 from tests.tiny import TokenRowList, token_rows
 
 
@@ -111,7 +111,7 @@ def test_consumed_samples_between_two_steps_are_refused():
 
 
 def test_one_row_cannot_be_paired():
-    with pytest.raises(ConfigError, match="z_ref is estimated from pairs of different rows; got a set of one row"):
+    with pytest.raises(DataError, match="rows: z_ref is estimated from pairs of different rows; got a set of one row"):
         KTODataLoader(token_rows([True]), None, 1)
     (batch,) = KTODataLoader(token_rows([True]), None, 1, needs_mismatched=False)
     assert batch.mismatched == []

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from openkto.data.problems import BadRow
+from openkto.data.problems import BadRow, data_error
 from openkto.data.readers import READERS
 from openkto.errors import DataError
 
@@ -180,6 +180,15 @@ def test_a_csv_line_with_too_few_cells_is_a_bad_row(tmp_path):
 def test_a_container_that_is_none_is_one_sentence(tmp_path, name, content):
     path = write(tmp_path / name, content)
     assert error_of(path).startswith(f"{path}: must be a readable ")
+
+
+def test_a_sentence_has_no_doubled_full_stop(tmp_path):
+    path = write(tmp_path / "a.parquet", b"hello world" * 20)
+    message = error_of(path)
+    assert ".. " not in message.replace("... ", " ")
+    assert message.endswith(". Write the file again.")
+    assert str(data_error("f", "a rule", "this.", "Cure.")) == "f: a rule; got this. Cure."
+    assert str(BadRow("f", "kind", "a rule", "this.", "Cure.")) == "f: a rule; got this. Cure."
 
 
 def test_reading_leaves_the_recursion_limit_alone(tmp_path):

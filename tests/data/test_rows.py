@@ -282,3 +282,32 @@ def test_a_label_key_that_was_given_is_not_replaced_by_kto_tag():
 
 def test_messages_with_an_input_template_are_refused():
     assert "--input_template needs text prompts; got [{" in error_of(CHAT, input_template="Q: {}")
+
+
+@pytest.mark.parametrize("key", ["images", "videos", "audios"])
+@pytest.mark.parametrize("record", [{"messages": [USER, ANSWER], "label": True}, GOOD])
+def test_rows_with_more_than_text_are_refused(record, key):
+    assert error_of({**record, key: ["a.png"]}) == f"f:0: {key} must be empty: only text is read; got ['a.png']. {CURE}"
+    assert len(read({**record, key: []}, {**record, key: None})) == 2
+
+
+@pytest.mark.parametrize(("label", "tag"), [(True, False), (False, True), (1, False)])
+def test_a_label_and_a_kto_tag_that_contradict_are_a_bad_row(label, tag):
+    record = {"messages": [USER, ANSWER], "label": label, "kto_tag": tag}
+    says = f"label and kto_tag must say the same; got label {label} and kto_tag {tag}."
+    assert says in error_of(record)
+    first = {"messages": [USER, ANSWER], "kto_tag": True}
+    assert "label and kto_tag must say the same" in error_of(first, record)
+    assert read({**record, "kto_tag": bool(label)}, {**record, "kto_tag": None})[1].label is bool(label)
+    assert read(record, label_key="kto_tag")[0].label is tag
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "a", "chosen": " b", "rejected": " b"},
+        {"prompt": [USER], "chosen": "hello", "rejected": [ANSWER]},
+    ],
+)
+def test_a_pair_of_equal_answers_is_a_bad_row(record):
+    assert "chosen and rejected must differ; got" in error_of(record)

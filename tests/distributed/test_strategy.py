@@ -121,7 +121,7 @@ def test_a_row_that_is_not_finite_stops_all_ranks_and_is_named(zero_stage, tmp_p
     for message, weights_stayed in run_ranks(
         train_on_a_poisoned_row, 2, tmp_path, tmp_path / "out", zero_stage, "log-probability"
     ):
-        assert message.startswith("the mismatched pairs: every log-probability must be finite; got nan")
+        assert message.startswith("step 1, mismatched pairs: every log-probability must be finite; got nan")
         assert "Look at row 4 (counted from 0)" in message
         assert weights_stayed
 

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from openkto.errors import ConfigError, OpenKTOError
 from openkto.models.export import check_space, export_model
@@ -21,7 +22,7 @@ def model(tmp_path):
 
 def export(model, folder, dtype=torch.float32):
     weights = {name: tensor.to(dtype) + 1 for name, tensor in model.state_dict().items()}
-    export_model(model, weights, byte_tokenizer(), folder, dtype)
+    export_model(model, weights, byte_tokenizer(), folder, dtype, {"attention_dropout": 0.25})
 
 
 def test_the_export_has_the_given_weights_and_dtype(model, tmp_path):
@@ -30,6 +31,7 @@ def test_the_export_has_the_given_weights_and_dtype(model, tmp_path):
     assert loaded.dtype == torch.bfloat16
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name].bfloat16() + 1)
+    assert loaded.config.attention_dropout == 0.25  # as it was loaded, not as it was trained
     assert model.dtype == torch.float32
 
 
@@ -43,13 +45,16 @@ def test_a_generation_config_that_transformers_refuses_is_kept(model, tmp_path):
 
 def test_a_write_that_fails_leaves_the_earlier_export_whole(model, tmp_path, monkeypatch):
     export(model, tmp_path / "out")
+    (tmp_path / "out/model_of_mine.safetensors").touch()
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
 
     def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
+        raise SafetensorError("I/O error: No space left on device")
 
     monkeypatch.setattr(type(model), "save_pretrained", full)
-    with pytest.raises(OpenKTOError, match=r"cannot save the model; .*No space left on device. Free some space"):
+    with pytest.raises(
+        OpenKTOError, match=r"cannot save the model; got SafetensorError: .*No space left on device. Free some"
+    ):
         export(model, tmp_path / "out")
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
@@ -57,6 +62,6 @@ def test_a_write_that_fails_leaves_the_earlier_export_whole(model, tmp_path, mon
 def test_too_little_space_is_said_before_the_run(tmp_path, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(0, 0, 2**30))
-    check_space(tmp_path, 2**29, torch.bfloat16)
-    with pytest.raises(ConfigError, match=r"the model needs 2.00 GiB; got 1.00 GiB free"):
-        check_space(tmp_path, 2**29, torch.float32)
+    check_space(tmp_path, 2**28, torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"the model and its records need 1056 MiB; got 1024 MiB free"):
+        check_space(tmp_path, 2**28, torch.float32)

@@ -8,7 +8,8 @@ import transformers
 
 from openkto.errors import ConfigError
 from openkto.models import Actor, load_tokenizer
-from openkto.models.loading import check_fits, load_config, load_model
+from openkto.models.loading import check_fits, check_same_vocabulary, load_config, load_model
+from tests.text_rows import byte_tokenizer, write_model
 from tests.tiny import tiny_llama
 
 
@@ -67,7 +68,7 @@ def test_weights_that_lack_a_layer_are_refused_not_invented(folder):
 def test_weights_of_another_size_are_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 99}))
-    assert "--pretrain" in refusal(load_model, str(folder))
+    assert "cannot load the model" in refusal(load_model, str(folder))
 
 
 def test_encoder_decoders_and_models_that_see_are_refused(tmp_path):
@@ -100,15 +101,61 @@ def test_ids_and_positions_that_the_model_lacks_are_refused():
     assert "the model m has 16 positions; got sequences of up to 17" in refusal(check_fits, "m", gpt2, 17, 5)
 
 
-def test_two_forwards_of_an_actor_agree_whatever_the_models_dropout():
-    model = tiny_llama(attention_dropout=0.5)
+def falcon():
+    config = transformers.FalconConfig(
+        vocab_size=61,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        hidden_dropout=0.5,
+        attention_dropout=0.5,
+    )
+    return transformers.FalconForCausalLM(config)  # reads its dropout from the configuration in every forward
+
+
+@pytest.mark.parametrize("make", [lambda: tiny_llama(attention_dropout=0.5), falcon], ids=["llama", "falcon"])
+def test_two_forwards_of_an_actor_agree_whatever_the_models_dropout(make):
+    model = make()
     actor = Actor(model).train()
     ids = torch.arange(3, 23).view(2, 10)
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[:, :4] = False
     first, second = (actor(ids, torch.ones_like(ids), mask).log_prob_B for _ in range(2))
     assert torch.equal(first, second)
-    assert model.config.attention_dropout == 0.5  # the export keeps the model's own configuration
+    assert actor.config_as_loaded["attention_dropout"] == 0.5  # the export writes the model's own configuration
+
+
+def test_a_logit_scale_that_is_not_set_is_one():
+    config = transformers.MptConfig(vocab_size=61, d_model=32, n_layers=1, n_heads=4)
+    assert config.logit_scale is None
+    Actor(transformers.MptForCausalLM(config)).check_head(tolerance=1e-3)
+
+
+def test_weights_that_are_not_numbers_are_said_to_be_broken():
+    model = tiny_llama()
+    model.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(ConfigError, match=r"must be finite; got nan or infinity\. Its weights are broken"):
+        Actor(model).check_head(tolerance=1e-3)
+
+
+def test_flash_attention_that_is_not_installed_names_the_flag():
+    with pytest.raises(ConfigError, match="--attn_implementation: flash_attention_2 needs the package flash-attn"):
+        Actor("nowhere", attn_implementation="flash_attention_2")
+
+
+def test_a_reference_with_another_vocabulary_is_refused(tmp_path):
+    write_model(tmp_path / "reference")
+    tokenizer = byte_tokenizer()
+    check_same_vocabulary(tokenizer, str(tmp_path / "reference"))
+    tokenizer.add_tokens(["another"])
+    assert "must have the policy's vocabulary" in refusal(check_same_vocabulary, tokenizer, str(tmp_path / "reference"))
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 0}, {"hidden_size": -1}, {"num_hidden_layers": "two"}])
+def test_settings_that_make_no_model_are_one_sentence(folder, change):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    assert "cannot load the model" in refusal(load_model, str(folder))
 
 
 def test_a_head_that_does_something_unknown_is_refused():

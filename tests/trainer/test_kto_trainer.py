@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from openkto.errors import ConfigError
+from openkto.errors import ConfigError, TrainingError
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
 
@@ -173,7 +173,7 @@ def test_a_loss_without_z_ref_runs_no_mismatched_forward(tmp_path):
 
 def contradictions():
     messages = []
-    for more in ({"max_norm": 0.5}, {"save_hf_ckpt": True}):
+    for more in ({"max_norm": 0.5}, {"save_hf_ckpt": True}, {"aux_loss_coef": 0.1}):
         try:
             make_trainer_with(more)
         except ConfigError as error:
@@ -191,9 +191,46 @@ def make_trainer_with(more):
 
 
 def test_arguments_that_contradict_the_strategy_are_refused(tmp_path):
-    first, second = run_ranks(contradictions, 1, tmp_path)[0]
+    first, second, third = run_ranks(contradictions, 1, tmp_path)[0]
     assert first == "max_norm: must be the strategy's 1.0; got 0.5. Give both the same."
     assert "writes no checkpoints" in second
+    assert third == "aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0."
+
+
+def test_num_tokens_counts_matched_tokens_after_the_cut(tmp_path):
+    rows = token_rows(LABELS)
+    rows.max_len = int(rows.prompt_lengths.max()) + 3
+    run_ranks(train_rows, 2, tmp_path, tmp_path / "a", rows)
+    prompts, completions = rows.prompt_lengths, rows.completion_lengths
+    expected = int(rows.cut_lengths(prompts, completions).sum())
+    batch = json.loads((tmp_path / "a/batches.jsonl").read_text())
+    assert lines(tmp_path / "a", "train")[-1]["num_tokens"] == expected
+    # Else the test would not tell matched from mismatched tokens.
+    assert expected != int(rows.cut_lengths(prompts[batch["rows"]], completions[batch["kl_rows"]]).sum())
+
+
+def train_rows(folder, rows):
+    trainer, _ = make_trainer(rows, batch=5, micro=2, steps=1)
+    trainer.fit(quiet_args(folder, 1, log_batches=True))
+
+
+def explode(folder):
+    trainer, _ = make_trainer(token_rows(LABELS), batch=2, micro=1, steps=4, lr=1e30)
+    with pytest.raises(TrainingError, match="must be finite"):
+        trainer.fit(quiet_args(folder, 4, logging_steps=4))
+
+
+def test_what_was_trained_before_a_stop_is_logged(tmp_path):
+    run_ranks(explode, 2, tmp_path, tmp_path / "a")
+    (line,) = lines(tmp_path / "a", "train")
+    assert line["loss"] == 0.5
+
+
+def test_the_last_line_comes_before_the_last_evaluation(tmp_path):
+    run_train(1, tmp_path / "a", steps=3, logging_steps=2, eval_rows=token_rows([True, False, True]))
+    written = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    kinds = [(line["kind"], line["step"]) for line in written]
+    assert kinds == [("run", 0), ("train", 2), ("eval", 2), ("train", 3), ("eval", 3), ("summary", 3)]
 
 
 def test_a_new_run_in_a_used_folder_keeps_the_earlier_records(tmp_path):
