@@ -82,8 +82,9 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> tuple[Any,
     Raises:
         ConfigError: they do not.
     """
-    from openkto.models.loading import check_same_vocabulary, expert_counts
+    from openkto.models.loading import check_same_vocabulary, choose_attention, expert_counts
 
+    choose_attention(config.model.attn_implementation)
     model_config = load_model_config(config, pretrain)
     tokenizer = load_tokenizer_of(config, pretrain)
     if reference != pretrain:

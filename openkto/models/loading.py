@@ -32,7 +32,7 @@ def load_model(
     Raises:
         ConfigError: there is no such model, it is of another kind, or its weights do not fit its configuration.
     """
-    attention = _attention(attn_implementation, dtype)
+    attention = choose_attention(attn_implementation, dtype)
     config = load_config(pretrain, trust_remote_code)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -58,8 +58,12 @@ def load_model(
     return model
 
 
-def _attention(name: str, dtype: torch.dtype) -> str:
-    """Return the attention implementation to ask transformers for; nothing leaves the choice to it."""
+def choose_attention(name: str, dtype: torch.dtype = torch.float32) -> str:
+    """Return the attention implementation to ask transformers for; nothing leaves the choice to it.
+
+    Raises:
+        ConfigError: the one asked for is not installed.
+    """
     half = dtype in (torch.bfloat16, torch.float16)
     if name == "auto":
         return "flash_attention_2" if half and is_flash_attn_2_available() and torch.cuda.is_available() else ""
