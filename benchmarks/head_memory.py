@@ -1,6 +1,6 @@
 """How much memory do log-probabilities cost, forward and backward, against the float32 logits that they never hold?
 
-    python benchmarks/head_memory.py
+    python -m benchmarks.head_memory
 
 A tiny Llama (hidden 32) with a vocabulary of 50,000 scores 2,048 tokens. Printed is the rise of the process's peak
 resident memory. Exit status 1 where it is a quarter of the logits or more.

@@ -1,6 +1,6 @@
 """Is our loss TRL's? Trains a tiny model with both on the same rows in the same order and compares each step's loss.
 
-    python benchmarks/same_as_trl.py [FOLDER]
+    python -m benchmarks.same_as_trl [FOLDER]
 
 TRL is no dependency of OpenKTO: install it first (`pip install trl==1.16.0`). Where TRL can be exact (one micro-batch a
 step, one process, distinct prompts, no shuffling), the two must agree to float32 round-off.

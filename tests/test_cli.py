@@ -94,6 +94,15 @@ def test_evaluate_gives_the_numbers_of_the_run_that_made_the_model(place):
     assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5, abs=1e-6)
 
 
+def test_several_evaluation_sets_are_told_apart_by_name(place):
+    write_rows(place / "other.jsonl", 5)
+    sets = ["--eval_dataset", f"{place}/eval.jsonl", f"second={place}/other.jsonl"]
+    run_ranks(
+        train.main, 2, place, [*flags(place, "--max_steps", "1")[:4], *sets, *flags(place, "--max_steps", "1")[6:]]
+    )
+    assert [line["eval_set"] for line in lines(place / "out", "eval")] == ["eval", "second"]
+
+
 def test_a_bfloat16_run_exports_bfloat16_unless_told_otherwise(place):
     run_ranks(train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1"))
     assert transformers.AutoModelForCausalLM.from_pretrained(place / "out", dtype="auto").dtype == torch.bfloat16

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # float32 logits held at a time (C x V); small on a CPU, whose caches are, and large enough to fill a GPU.
-CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,11 @@ class KTOTrainer:
         self.model, self.ref_model, self.tokenizer = model, ref_model, tokenizer
         self.strategy, self.optim, self.scheduler = strategy, optim, scheduler
         self.train_dataloader = train_dataloader
-        if isinstance(eval_dataloader, KTODataLoader):
+        if eval_dataloader is None:
+            eval_dataloader = {}
+        elif not isinstance(eval_dataloader, dict):
             eval_dataloader = {"eval": eval_dataloader}
-        self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader or {}
+        self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader
         if aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type)
