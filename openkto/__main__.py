@@ -2,6 +2,7 @@
 
 import sys
 
+from openkto import __version__
 from openkto.commands import evaluate, train
 from openkto.commands.run import run_and_exit
 from openkto.errors import ConfigError
@@ -21,6 +22,9 @@ def dispatch(argv: list[str]) -> None:
     words = argv[len(launcher) :]
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: openkto {{{','.join(COMMANDS)}}} [flags]; openkto <command> --help lists the flags")
+        return
+    if words[0] == "--version":
+        print(f"openkto {__version__}")
         return
     if words[0] not in COMMANDS:
         raise ConfigError(

@@ -59,7 +59,7 @@ def _unexpected(error: Exception) -> str:
 def run_and_exit(main: Callable[[list[str]], None], argv: list[str]) -> None:
     """Run the command and end the process with its status."""
     status = run(main, argv)
-    if "torch" not in sys.modules:
+    if "openkto.distributed.launch" not in sys.modules:
         sys.exit(status)
     from openkto.distributed.launch import end_process
 
