@@ -25,6 +25,7 @@ METRIC_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 DTYPES = ("bf16", "fp16", "fp32")
 DEFAULT_LEARNING_RATE = 1e-6
+LARGE = 2**31  # a count beyond it is a slip of the hand
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class DataConfig:
     )
     dataset_split: str = option("train", "the split of --dataset")
     eval_split: str = option("test", "the split of --eval_dataset")
-    max_samples: int = option(1000000, "use the first rows of each source, at most", "rows", at_least=1)
+    max_samples: int = option(1000000, "use the first rows of each source, at most", "rows", at_least=1, below=LARGE)
     input_key: str | None = option(
         None, "the field with the prompt", default_text="recognised from the row", openrlhf="input"
     )
@@ -108,7 +109,7 @@ class DataConfig:
         openrlhf="'User: {}\\nAssistant: '",
     )
     apply_chat_template: bool = option(False, "wrap text prompts in the chat template too, as message lists always are")
-    max_len: int = option(2048, "longest prompt and completion together", "tokens", at_least=3)
+    max_len: int = option(2048, "longest prompt and completion together", "tokens", at_least=3, below=LARGE)
     truncation: str = option(
         "completion",
         "a row over --max_len: cut the completion's end, cut the prompt's start, or drop the row",
@@ -138,7 +139,7 @@ class LossConfig:
 @dataclass(frozen=True)
 class OptimConfig:
     learning_rate: float | None = option(
-        None, "the highest learning rate of the schedule", above=0, default_text="1e-6", openrlhf="1e-5"
+        None, "the highest learning rate of the schedule", above=0, below=10, default_text="1e-6", openrlhf="1e-5"
     )
     lr_scheduler: str = option("cosine_with_min_lr", "the schedule, by its name in transformers", choices=LR_SCHEDULERS)
     lr_warmup_ratio: float = option(
@@ -170,33 +171,36 @@ class DeepspeedConfig:
     ds_config: str | None = option(
         None, "a DeepSpeed JSON file laid over the computed configuration", default_text="none", is_path=True
     )
-    local_rank: int = option(-1, "set by the launcher", at_least=-1)
+    local_rank: int = option(-1, "set by the launcher", at_least=-1, below=LARGE)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    train_batch_size: int = option(128, "the global batch: one optimizer step over all GPUs", "rows", at_least=1)
+    train_batch_size: int = option(
+        128, "the global batch: one optimizer step over all GPUs", "rows", at_least=1, below=LARGE
+    )
     micro_train_batch_size: int = option(
-        8, "at most so many in a forward pass on one GPU; speed alone, never results", "rows", at_least=1
+        8, "at most so many in a forward pass on one GPU; speed alone, never results", "rows", at_least=1, below=LARGE
     )
     max_tokens_per_micro_batch: int | None = option(
         None,
         "at most so many in a forward pass on one GPU; speed alone, never results",
         "tokens with padding",
         at_least=1,
+        below=LARGE,
         default_text="no limit",
     )
-    max_epochs: int = option(1, "times over the training rows", "epochs", at_least=1)
+    max_epochs: int = option(1, "times over the training rows", "epochs", at_least=1, below=LARGE)
     max_steps: int | None = option(
-        None, "length of the run, schedule included", "steps", at_least=1, default_text="from --max_epochs"
+        None, "length of the run, schedule included", "steps", at_least=1, below=LARGE, default_text="from --max_epochs"
     )
     stop_after_steps: int | None = option(
-        None, "stop early, with the schedule as it was", "steps", at_least=1, default_text="never"
+        None, "stop early, with the schedule as it was", "steps", at_least=1, below=LARGE, default_text="never"
     )
     seed: int = option(42, "seed of the order of rows", at_least=0, below=2**32)
     full_determinism: bool = option(False, "deterministic kernels alone: bit-identical reruns, slower")
-    logging_steps: int = option(1, "log every so many, pooled over them", "steps", at_least=1)
-    eval_steps: int = option(-1, "evaluate every so many; -1 once an epoch, 0 never", "steps", at_least=-1)
+    logging_steps: int = option(1, "log every so many, pooled over them", "steps", at_least=1, below=LARGE)
+    eval_steps: int = option(-1, "evaluate every so many; -1 once an epoch, 0 never", "steps", at_least=-1, below=LARGE)
     eval_at_start: bool = option(False, "also evaluate before the first step")
     log_batches: bool = option(False, "write each step's row numbers to batches.jsonl")
     log_entropy: bool = option(False, "log the entropy of the policy's next-token distribution")

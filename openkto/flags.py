@@ -73,6 +73,7 @@ LATER: dict[str, tuple[str, tuple[bool | int | float | str, ...]]] = {
 
 # What other programs, and older OpenRLHF, call a setting that has another name here.
 OTHER_NAMES = {
+    "lr": "learning_rate",
     "flash_attn": "attn_implementation",
     "bf16": "param_dtype",
     "fp16": "param_dtype",
@@ -93,7 +94,7 @@ class RunOptions:
         None, "YAML file with any of these settings; flags win over it", default_text="none", is_path=True
     )
     check: bool = option(False, "check the configuration and the data, and end")
-    preview: int = option(0, "print so many rows as the model sees them, and end", "rows", at_least=0)
+    preview: int = option(0, "print so many rows of each class as the model sees them, and end", "rows", at_least=0)
     debug: bool = option(False, "show the traceback of an error")
     output: str | None = option(
         None, "JSON file with the results", default_text="<save_path>/evaluation.json", is_path=True

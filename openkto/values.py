@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from openkto.config import METRIC_SCHEDULERS, Option, default_text
@@ -137,3 +139,9 @@ def _refuse_special(name: str, given: Given) -> None:
         raise ConfigError(
             f"{given.place}: must be a folder, or none for no TensorBoard; got {text!r}. Leave it out for the default."
         )
+
+
+def numbered(path: Path) -> Path:
+    """Return the first free path with a number before the suffix: metrics.jsonl gives metrics.1.jsonl."""
+    candidates = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in itertools.count(1))
+    return next(candidate for candidate in candidates if not candidate.exists())

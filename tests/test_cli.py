@@ -134,6 +134,9 @@ def status(command, argv, capsys):
             "--pretrain: must be a Hugging Face name or a folder that exists; got '/nowhere/model'",
         ),
         (["--lora_rank", "8"], 2, "--lora_rank"),
+        (["--max_steps", "1e30"], 2, "--max_steps"),
+        (["--train_batch_size", "99999999999999999999"], 2, "--train_batch_size"),
+        (["--learning_rate", "1e38"], 2, "--learning_rate"),
         (["--aux_loss_coef", "0.1"], 2, "--aux_loss_coef: needs a mixture-of-experts model"),
         (["--attn_implementation", "flash_attention_2"], 2, "--attn_implementation"),
         (["--use_wandb", "0123456789abcdef"], 2, "WANDB_API_KEY"),
@@ -188,6 +191,57 @@ def test_a_pad_token_beyond_the_embeddings_still_trains(place):
     tokenizer.save_pretrained(place / "model")
     run_ranks(train.main, 1, place, flags(place, "--max_steps", "1"))
     assert lines(place / "out", "train")
+
+
+def train_in_own_folder(argv, folder):
+    here = Path(folder) / os.environ["RANK"]
+    here.mkdir()
+    os.chdir(here)
+    train.main(argv)
+
+
+def test_nodes_need_no_common_save_path(place):
+    argv = [*flags(place, "--max_steps", "1")]
+    argv[argv.index("--save_path") + 1] = "out"
+    run_ranks(train_in_own_folder, 2, place, argv, str(place))
+    assert (place / "0/out/model.safetensors").exists()
+    assert not (place / "1/out").exists()
+
+
+def test_a_save_path_that_cannot_be_written_is_the_same_sentence_on_every_rank(place):
+    argv = flags(place, "--save_path", "/proc/nothing")
+    for code, text in run_ranks(run_to_status, 2, place, argv):
+        assert code == 2
+        assert "--save_path: must be a folder that can be written; got /proc/nothing" in text
+
+
+def test_weights_that_are_not_finite_are_not_saved(place):
+    argv = flags(place, "--max_steps", "1", "--l2", "1e300", "--learning_rate", "5e-5", "--eval_steps", "0")
+    ((code, text),) = run_ranks(run_to_status, 1, place, argv)
+    assert code == 1
+    assert "error: the trained weights: must be finite in float32; got nan or infinity in " in text
+    assert not (place / "out/model.safetensors").exists()
+
+
+def test_another_run_in_the_folder_keeps_the_first_ones_records(place):
+    run_ranks(train.main, 1, place, flags(place, "--max_steps", "1", "--beta", "0.3"))
+    (place / "out/tensorboard").mkdir()
+    run_ranks(train.main, 1, place, flags(place, "--max_steps", "1", "--beta", "0.7"))
+    assert "beta: 0.3" in (place / "out/run.1.yaml").read_text()
+    assert "beta: 0.7" in (place / "out/run.yaml").read_text()
+    assert (place / "out/tensorboard.1").is_dir()
+
+
+def test_a_refused_run_leaves_the_run_file_of_a_finished_one(place, capsys):
+    run_ranks(train.main, 1, place, flags(place, "--max_steps", "1"))
+    before = (place / "out/run.yaml").read_text()
+    write_rows(place / "one.jsonl", 1)
+    argv = flags(place, "--beta", "0.7", "--max_steps", "1")
+    argv[argv.index("--eval_dataset") + 1] = f"{place}/one.jsonl"
+    ((code, text),) = run_ranks(run_to_status, 1, place, argv)
+    assert code == 3
+    assert f"error: {place}/one.jsonl: z_ref is estimated from pairs of different rows" in text
+    assert (place / "out/run.yaml").read_text() == before
 
 
 def test_a_model_that_cannot_be_saved_in_its_place_is_saved_elsewhere(place, monkeypatch):

@@ -153,21 +153,29 @@ SENTENCES = [
     ("--beta x", "--beta: must be a number above 0; got 'x'. Correct it, or leave it out."),
     ("--beta 0", "--beta: must be a number above 0; got '0'. Correct it, or leave it out."),
     ("--beta nan", "--beta: must be a number above 0; got 'nan'. Correct it, or leave it out."),
-    ("--learning_rate inf", "--learning_rate: must be a number above 0; got 'inf'. Correct it, or leave it out."),
+    ("--learning_rate inf",
+     "--learning_rate: must be a number above 0 and below 10; got 'inf'."
+     " Correct it, or leave it out."),
     ("--lr_warmup_ratio 1", "--lr_warmup_ratio: must be a number of at least 0 and below 1; got '1'. "
      "Correct it, or leave it out."),
     ("--adam_betas 0.9 1.0", "--adam_betas: must be two numbers of at least 0 and below 1; got '0.9 1.0'. "
      "Correct it, or leave it out."),
     ("--adam_betas 0.9", "--adam_betas: must be two numbers of at least 0 and below 1; got '0.9'. "
      "Correct it, or leave it out."),
-    ("--max_epochs 1.5", "--max_epochs: must be a whole number of at least 1; got '1.5'. Correct it, or leave it out."),
+    ("--max_epochs 1.5",
+     "--max_epochs: must be a whole number of at least 1 and below 2147483648; got '1.5'."
+     " Correct it, or leave it out."),
     ("--flash_attn", "--flash_attn: must be a flag of openkto train; got an unknown one. Its name here is "
      "--attn_implementation."),
     ("--bf16", "--bf16: must be a flag of openkto train; got an unknown one. Its name here is --param_dtype."),
     ("--weight-decay 0", "--weight-decay: must be a flag of openkto train; got an unknown one. Its name here is --l2."),
     ("--packing_samples", "--packing_samples: packing is not in this version; got true. Leave it out."),
-    ("--max_len 2", "--max_len: must be a whole number of at least 3; got '2'. Correct it, or leave it out."),
-    ("--eval_steps -2", "--eval_steps: must be a whole number of at least -1; got '-2'. Correct it, or leave it out."),
+    ("--max_len 2",
+     "--max_len: must be a whole number of at least 3 and below 2147483648; got '2'."
+     " Correct it, or leave it out."),
+    ("--eval_steps -2",
+     "--eval_steps: must be a whole number of at least -1 and below 2147483648; got '-2'."
+     " Correct it, or leave it out."),
     ("--zero_stage 4", "--zero_stage: must be a whole number of at least 0 and below 4; got '4'. "
      "Correct it, or leave it out."),
     ("--overlap_comm maybe", "--overlap_comm: must be true or false; got 'maybe'. Correct it, or leave it out."),
@@ -288,7 +296,8 @@ FILES = [
     ("beta:", "run.yaml: beta: must be a number above 0; got nothing. Correct it, or leave it out."),
     ("beta: [0.1]", "run.yaml: beta: must be a number above 0; got '0.1'. Correct it, or leave it out."),
     ("beta: -1", "run.yaml: beta: must be a number above 0; got '-1'. Correct it, or leave it out."),
-    ("train_batch_size: true", "run.yaml: train_batch_size: must be a whole number of at least 1; got 'true'. "
+    ("train_batch_size: true",
+     "run.yaml: train_batch_size: must be a whole number of at least 1 and below 2147483648; got 'true'. "
      "Correct it, or leave it out."),
     ("eval_dataset: []", "run.yaml: eval_dataset: must be one or more paths or names; got nothing. Correct it, or "
      "leave it out."),

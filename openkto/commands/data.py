@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from openkto.config import DataConfig, LossConfig, RunConfig, eval_sets
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.loader import check_pairable
 from openkto.errors import ConfigError, DataError, OpenKTOError
 from openkto.models.loading import check_fits
 
@@ -50,14 +51,17 @@ def _read(
     )
 
 
-def warn_unless_fitting(pretrain: str, model_config: Any, sets: list[UnpairedPreferenceDataset]) -> None:
-    """Check each set against the model.
+def check_sets(loss_type: str, pretrain: str, model_config: Any, sets: list[UnpairedPreferenceDataset]) -> None:
+    """Check each set against the loss and the model.
 
     Raises:
         ConfigError: the model cannot take its tokens.
+        DataError: the loss needs pairs of rows, and there is one row alone.
     """
     vocabulary = model_config.get_text_config().vocab_size
     for rows in sets:
+        if loss_type == "kto":
+            check_pairable(rows)
         warning = check_fits(pretrain, model_config, *rows.longest_and_largest())
         if warning is not None:
             log.warning("warning: %s", warning)
@@ -73,18 +77,28 @@ def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:
     Raises:
         ConfigError, DataError: on every rank, where making failed on any.
     """
-    made: T | None = None
+    made = on_some_ranks(strategy, make, is_mine=strategy.local_rank == 0)
+    return make() if made is None else made
+
+
+def on_some_ranks(strategy: Any, do: Callable[[], T], *, is_mine: bool) -> T | None:
+    """Do something on some ranks alone, and let every rank know how it went; return what it gave here.
+
+    Raises:
+        ConfigError, DataError: on every rank, where it was raised on any.
+    """
+    given: T | None = None
     failure: tuple[type[OpenKTOError], str] | None = None
-    if strategy.local_rank == 0:
+    if is_mine:
         try:
-            made = make()
+            given = do()
         except (ConfigError, DataError) as error:
             # Its own class may not survive the way to the other ranks.
             failure = (DataError if isinstance(error, DataError) else ConfigError, str(error))
     for found in strategy.gather_objects(failure):
         if found is not None:
             raise found[0](found[1])
-    return make() if made is None else made
+    return given
 
 
 def weights_of_classes(loss: LossConfig, dataset: UnpairedPreferenceDataset) -> tuple[float, float]:

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> None:
     """
     config, options = parse(argv, "evaluate")
     output = prepare_output(Path(options.output or Path(config.output.save_path) / "evaluation.json"))
-    from openkto.commands.data import evaluation_sets, made_once_a_node, warn_unless_fitting, weights_of_classes
+    from openkto.commands.data import check_sets, evaluation_sets, made_once_a_node
     from openkto.commands.train import (
         HEAD_TOLERANCE,
         load_actor,
@@ -37,12 +37,14 @@ def main(argv: list[str]) -> None:
     config = with_resolved(config, zero_stage=max(1, config.deepspeed.zero_stage))
     pretrain, reference = model_names(config)
     tokenizer = load_tokenizer_of(config, pretrain)
+    if pretrain == reference:
+        log.warning("warning: %s is compared with itself; name what it was trained from as --ref_pretrain.", pretrain)
     check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
     strategy = make_strategy(config)
     strategy.setup_distributed()
     sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
     for name in {pretrain, reference}:
-        warn_unless_fitting(name, load_model_config(config, name), list(sets.values()))
+        check_sets(config.loss.loss_type, name, load_model_config(config, name), list(sets.values()))
     with strategy.model_loading():
         actor, ref_actor = (
             load_actor(config, name, strategy.load_dtype, trains=False) for name in (pretrain, reference)
@@ -50,10 +52,10 @@ def main(argv: list[str]) -> None:
     model = strategy.prepare_frozen(actor)
     ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
-    results = {}
+    settings, results = config.loss, {}
+    weights = float(settings.desirable_loss_weight), float(settings.undesirable_loss_weight)
+    loss = KTOLoss(settings.beta, *weights, settings.loss_type)  # type: ignore[arg-type]  # checked by the parser
     for name, rows in sets.items():
-        weights = weights_of_classes(config.loss, rows)
-        loss = KTOLoss(config.loss.beta, *weights, config.loss.loss_type)  # type: ignore[arg-type]
         loader = KTODataLoader(
             rows,
             None,

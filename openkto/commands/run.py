@@ -7,6 +7,7 @@ else.
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -71,9 +72,17 @@ def run_and_exit(main: Callable[[list[str]], None], argv: list[str]) -> None:
     os._exit(status)
 
 
+def _say_of_thread(failed: threading.ExceptHookArgs) -> None:
+    """Say in one line that a library's own thread ended, such as TensorBoard's writer on a full disk."""
+    logging.getLogger("openkto").warning(
+        "warning: a background thread ended (%s: %s); training goes on.", failed.exc_type.__name__, failed.exc_value
+    )
+
+
 def _set_up_logging() -> None:
-    """Let rank 0 speak at INFO on stderr, the others only in warnings."""
-    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    """Let rank 0 speak at INFO on stderr, the others only of errors, and threads in one line."""
+    threading.excepthook = _say_of_thread
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("openkto").setLevel(level)
     for noisy in ("DeepSpeed", "transformers", "datasets"):

@@ -7,12 +7,14 @@ import dataclasses
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from openkto.config import DEFAULT_LEARNING_RATE, RunConfig, openrlhf_differences, to_flat, to_yaml, with_resolved
 from openkto.errors import ConfigError
 from openkto.flags import RunOptions, parse
+from openkto.values import numbered
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +32,11 @@ def main(argv: list[str]) -> None:
     say_what_differs(config, options)
     # Only now what takes seconds to import, so that a wrong flag is answered at once.
     from openkto.commands.data import (
+        check_sets,
         evaluation_sets,
         made_once_a_node,
+        on_some_ranks,
         training_set,
-        warn_unless_fitting,
         weights_of_classes,
     )
     from openkto.models.export import check_space
@@ -51,7 +54,7 @@ def main(argv: list[str]) -> None:
     rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
     eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
     for name in {pretrain, reference}:
-        warn_unless_fitting(name, load_model_config(config, name), [rows, *eval_rows.values()])
+        check_sets(config.loss.loss_type, name, load_model_config(config, name), [rows, *eval_rows.values()])
     weights = weights_of_classes(config.loss, rows)
     config = with_resolved(
         config,
@@ -60,14 +63,16 @@ def main(argv: list[str]) -> None:
         desirable_loss_weight=weights[0],
         undesirable_loss_weight=weights[1],
     )
-    write_run_file(config, strategy.rank)
+    is_first, folder = strategy.rank == 0, Path(config.output.save_path)
+    on_some_ranks(strategy, lambda: make_folder(folder), is_mine=is_first)
     with strategy.model_loading():
         actor = load_actor(config, pretrain, strategy.load_dtype, trains=True)
         ref_actor = load_actor(config, reference, strategy.load_dtype, trains=False)
     trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor), rows, eval_rows)
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
-    check_space(config.output.save_path, trainer.num_parameters, dtype)
+    on_some_ranks(strategy, lambda: check_space(folder, trainer.num_parameters, dtype), is_mine=is_first)
+    on_some_ranks(strategy, lambda: write_run_file(config, folder), is_mine=is_first)
     flat = to_flat(config)
     known = {field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}
     trainer.fit(FitArgs(**known, settings=flat))
@@ -106,15 +111,11 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> tuple[Any,
 
 def check_data(config: RunConfig, options: RunOptions, pretrain: str, model_config: Any, tokenizer: Any) -> None:
     """Read all rows, say what there is to say of them, and show some where asked."""
-    from openkto.commands.data import evaluation_sets, training_set, warn_unless_fitting, weights_of_classes
-    from openkto.data.loader import check_pairable
+    from openkto.commands.data import check_sets, evaluation_sets, training_set, weights_of_classes
 
     rows = training_set(config, tokenizer)
     eval_rows = evaluation_sets(config, tokenizer)
-    warn_unless_fitting(pretrain, model_config, [rows, *eval_rows.values()])
-    if config.loss.loss_type == "kto":
-        for found in (rows, *eval_rows.values()):
-            check_pairable(found)
+    check_sets(config.loss.loss_type, pretrain, model_config, [rows, *eval_rows.values()])
     weights_of_classes(config.loss, rows)
     if options.preview:
         print(rows.preview(options.preview, has_colour=sys.stdout.isatty()))
@@ -242,19 +243,24 @@ def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) ->
     )
 
 
-def write_run_file(config: RunConfig, rank: int) -> None:
-    """Write run.yaml, which starts the same run again.
+def make_folder(folder: Path) -> None:
+    """Make the folder of the run's files, and see that files can be written there.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: they cannot.
     """
-    if rank != 0:
-        return
-    folder = Path(config.output.save_path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.yaml").write_text(to_yaml(config), encoding="utf-8")
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(
             f"--save_path: must be a folder that can be written; got {folder} ({error.strerror}). Name another."
         ) from error
+
+
+def write_run_file(config: RunConfig, folder: Path) -> None:
+    """Write run.yaml, which starts the same run again; that of another run is kept under a number."""
+    file, text = folder / "run.yaml", to_yaml(config)
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        file.rename(numbered(file))
+    file.write_text(text, encoding="utf-8")

@@ -19,6 +19,21 @@ ROLES = {
 }
 
 
+def unpacked(value: object) -> object:
+    """Return the message list that a text is the JSON of, as in a CSV cell; any other value as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("[{"):
+        return value
+    try:
+        members = parse_json(value)
+    except (ValueError, RecursionError):
+        return value
+    if not isinstance(members, list):
+        return value
+    names = ({"role", "content"}, {"from", "value"})
+    is_messages = all(isinstance(m, dict) and any(pair <= m.keys() for pair in names) for m in members)
+    return members if is_messages else value
+
+
 def read_messages(place: str, key: str, value: object) -> list[Message]:
     """Return a list of messages (or one) with `role` and `content`; further members are kept; raises BadRow."""
     members = [value] if isinstance(value, dict) else value

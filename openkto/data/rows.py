@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openkto.data.labels import LabelReader
-from openkto.data.messages import Message, assistant, read_messages, read_tools, trailing_assistants
+from openkto.data.messages import Message, assistant, read_messages, read_tools, trailing_assistants, unpacked
 from openkto.data.problems import BadRow, shorten
 
 TURN_MARKER = "\n\nAssistant:"
@@ -260,7 +260,7 @@ def _field(place: str, record: dict[str, object], key: str, is_null_allowed: boo
         raise BadRow(place, "missing field", f"must have the field {key}", f"the fields {_listed(record)}")
     if record[key] is None and not is_null_allowed:
         raise BadRow(place, "null", f"{key} must have a value", "null")
-    return record[key]
+    return unpacked(record[key])
 
 
 def _check_not_empty(place: str, completion: object) -> None:

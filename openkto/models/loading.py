@@ -3,15 +3,18 @@
 Sharded loading under ZeRO-3 needs nothing here: it is on while `DeepspeedStrategy.model_loading()` is open.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from openkto.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -67,9 +70,14 @@ def choose_attention(name: str, dtype: torch.dtype = torch.float32) -> str:
     half = dtype in (torch.bfloat16, torch.float16)
     if name == "auto":
         return "flash_attention_2" if half and is_flash_attn_2_available() and torch.cuda.is_available() else ""
-    if name == "flash_attention_2" and not is_flash_attn_2_available():
+    serves = {
+        "flash_attention_2": is_flash_attn_2_available(),
+        "flash_attention_3": is_flash_attn_3_available(),
+        "flex_attention": torch.cuda.is_available(),  # it has no backward on a CPU
+    }
+    if not serves.get(name, True):
         raise ConfigError(
-            f"--attn_implementation: {name} needs the package flash-attn and a GPU; got neither or one. "
+            f"--attn_implementation: {name} needs a GPU and its package; got neither or one of them. "
             "Pass auto, which takes the best that is there."
         )
     return name
@@ -102,9 +110,12 @@ def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedCon
 
 def check_same_vocabulary(tokenizer: Any, reference: str, trust_remote_code: bool = False) -> None:
     """Raise ConfigError where the reference comes with a tokenizer that gives other ids."""
-    if not (Path(reference) / "tokenizer_config.json").exists():
+    try:
+        other = load_tokenizer(reference, trust_remote_code=trust_remote_code)
+    except ConfigError:
+        log.warning("warning: %s comes without a tokenizer; its vocabulary is taken to be the policy's.", reference)
         return
-    if load_tokenizer(reference, trust_remote_code=trust_remote_code).get_vocab() != tokenizer.get_vocab():
+    if other.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
             f"--ref_pretrain {reference}: must have the policy's vocabulary, since log-probabilities are compared "
             "token by token; got another tokenizer. Name a model of the same family."

@@ -231,12 +231,20 @@ class KTOTrainer:
         """Write the model and its tokenizer as a Hugging Face folder; all ranks must call it.
 
         Raises:
+            TrainingError: a weight is not finite, in this dtype.
             OpenKTOError: the folder cannot be written; the model is then in a temporary folder, if that can be.
         """
         actor = self.model.module
         weights = gather_weights(self.model, actor.model, dtype)
         if self.strategy.rank != 0:
             return
+        broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+        if broken:
+            raise TrainingError(
+                f"the trained weights: must be finite in {str(dtype).removeprefix('torch.')}; got nan or infinity in "
+                f"{broken[0]} and {len(broken) - 1} more, and nothing was saved. Lower --learning_rate, or pass "
+                "--export_dtype fp32."
+            )
         rest = (actor.model, weights, self.tokenizer)
         try:
             export_model(*rest, folder, dtype, actor.config_as_loaded)

@@ -3,7 +3,6 @@
 Every rank holds a `Reporter` and calls it at the same places, since the peak memory is a maximum over ranks.
 """
 
-import itertools
 import json
 import logging
 import time
@@ -21,6 +20,7 @@ from openkto.trainer.metrics import BatchRows, MetricWindow
 from openkto.trainer.progress import Progress
 from openkto.trainer.throughput import StepCounts, Throughput, peak_memory_gib
 from openkto.trainer.trackers import Trackers
+from openkto.values import numbered
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,11 @@ class StepReport:
 
 def set_aside(folder: Path) -> None:
     """Number an earlier run's records, so that a new run in the same folder neither mixes with them nor loses them."""
-    for name in ("metrics", "batches", "tokens"):
-        file = folder / f"{name}.jsonl"
-        if file.exists():
-            number = next(n for n in itertools.count(1) if not (folder / f"{name}.{n}.jsonl").exists())
-            file.rename(folder / f"{name}.{number}.jsonl")
-            log.info("%s: an earlier run's records are kept as %s.%d.jsonl", folder, name, number)
+    for name in ("metrics.jsonl", "batches.jsonl", "tokens.jsonl", "tensorboard"):
+        record = folder / name
+        if record.exists():
+            kept = record.rename(numbered(record))
+            log.info("%s: an earlier run's records are kept as %s", folder, kept.name)
 
 
 class Reporter:

@@ -138,9 +138,10 @@ def test_weights_that_are_not_numbers_are_said_to_be_broken():
         Actor(model).check_head(tolerance=1e-3)
 
 
-def test_flash_attention_that_is_not_installed_names_the_flag():
-    with pytest.raises(ConfigError, match="--attn_implementation: flash_attention_2 needs the package flash-attn"):
-        Actor("nowhere", attn_implementation="flash_attention_2")
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "flex_attention"])
+def test_attention_that_cannot_serve_names_the_flag(name):
+    with pytest.raises(ConfigError, match=f"--attn_implementation: {name} needs a GPU and its package"):
+        Actor("nowhere", attn_implementation=name)
 
 
 def test_a_reference_with_another_vocabulary_is_refused(tmp_path):
@@ -148,6 +149,8 @@ def test_a_reference_with_another_vocabulary_is_refused(tmp_path):
     tokenizer = byte_tokenizer()
     check_same_vocabulary(tokenizer, str(tmp_path / "reference"))
     tokenizer.add_tokens(["another"])
+    assert "must have the policy's vocabulary" in refusal(check_same_vocabulary, tokenizer, str(tmp_path / "reference"))
+    (tmp_path / "reference/tokenizer_config.json").unlink()
     assert "must have the policy's vocabulary" in refusal(check_same_vocabulary, tokenizer, str(tmp_path / "reference"))
 
 
