@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
     strategy = make_strategy(config)
     strategy.setup_distributed()
     sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    for name in {pretrain, reference}:
+    for name in dict.fromkeys((pretrain, reference)):
         check_sets(config.loss.loss_type, name, load_model_config(config, name), list(sets.values()))
     with strategy.model_loading():
         actor, ref_actor = (

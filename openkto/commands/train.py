@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     strategy.setup_distributed()
     rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
     eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    for name in {pretrain, reference}:
+    for name in dict.fromkeys((pretrain, reference)):
         check_sets(config.loss.loss_type, name, load_model_config(config, name), [rows, *eval_rows.values()])
     weights = weights_of_classes(config.loss, rows)
     config = with_resolved(
