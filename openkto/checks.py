@@ -6,7 +6,6 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from openkto.config import (
     FLOORED_SCHEDULES,
@@ -32,7 +31,7 @@ def check(config: RunConfig, place: Place, *, is_training: bool) -> list[str]:
     _check_packages(config, place)
     _check_deepspeed(config.deepspeed, config.model.param_dtype, place)
     _check_micro_batches(config, place)
-    if Path(config.output.save_path).is_file():
+    if os.path.isfile(config.output.save_path):
         _fail(place("save_path"), "must be a folder", f"the file {config.output.save_path!r}", "Give another path.")
     if not is_training:
         _check_evaluation_weights(config.loss, place)

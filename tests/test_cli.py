@@ -208,11 +208,11 @@ def test_nodes_need_no_common_save_path(place):
     assert not (place / "1/out").exists()
 
 
-def test_a_save_path_that_cannot_be_written_is_the_same_sentence_on_every_rank(place):
-    argv = flags(place, "--save_path", "/proc/nothing")
-    for code, text in run_ranks(run_to_status, 2, place, argv):
+@pytest.mark.parametrize("folder", ["/proc/nothing", "x" * 300])
+def test_a_save_path_that_cannot_be_written_is_the_same_sentence_on_every_rank(place, folder):
+    for code, text in run_ranks(run_to_status, 2, place, flags(place, "--save_path", folder)):
         assert code == 2
-        assert "--save_path: must be a folder that can be written; got /proc/nothing" in text
+        assert f"--save_path: must be a folder that can be written; got {folder}" in text
 
 
 def test_weights_that_are_not_finite_are_not_saved(place):

@@ -100,7 +100,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> tuple[Any,
             f"--aux_loss_coef: needs a mixture-of-experts model; got {pretrain}, a dense {model_config.model_type}. "
             "Leave it out."
         )
-    if Path(config.output.save_path).resolve() in (Path(pretrain).resolve(), Path(reference).resolve()):
+    if os.path.realpath(config.output.save_path) in (os.path.realpath(pretrain), os.path.realpath(reference)):
         raise ConfigError(
             f"--save_path: must not be the folder of a model that the run starts from; got "
             f"{config.output.save_path}. "

@@ -189,7 +189,7 @@ def _read(path: str) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        user = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique)
+        user = json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except OSError as error:
         got = f"{path!r} ({error.strerror})"
         raise ConfigError(f"--ds_config: must be a JSON file; got {got}. Check the path.") from None

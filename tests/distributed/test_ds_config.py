@@ -53,6 +53,11 @@ def test_a_users_keys_win_where_the_run_does_not_decide(tmp_path):
     assert config["wall_clock_breakdown"] is True
 
 
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    (tmp_path / "ds.json").write_bytes(b"\xef\xbb\xbf{}")
+    assert merge_user_config(computed(), str(tmp_path / "ds.json")) == computed()
+
+
 def test_auto_and_repeated_values_are_the_computed_ones(tmp_path):
     user = {"bf16": {"enabled": "auto"}, "gradient_clipping": "auto", "zero_optimization": {"stage": 2}}
     assert merged(tmp_path, user) == computed()
