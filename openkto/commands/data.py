@@ -9,7 +9,7 @@ from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.loader import check_pairable
 from openkto.errors import ConfigError, DataError, OpenKTOError
-from openkto.models.loading import check_fits
+from openkto.models.loading import check_fits, load_config
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,24 +51,26 @@ def _read(
     )
 
 
-def check_sets(loss_type: str, pretrain: str, model_config: Any, sets: list[UnpairedPreferenceDataset]) -> None:
-    """Check each set against the loss and the model.
+def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPreferenceDataset]) -> None:
+    """Check each set against the loss and the models that it will run through, policy and reference.
 
     Raises:
-        ConfigError: the model cannot take its tokens.
+        ConfigError: a model cannot take its tokens.
         DataError: the loss needs pairs of rows, and there is one row alone.
     """
-    vocabulary = model_config.get_text_config().vocab_size
-    for rows in sets:
-        if loss_type == "kto":
+    if config.loss.loss_type == "kto":
+        for rows in sets:
             check_pairable(rows)
-        warning = check_fits(pretrain, model_config, *rows.longest_and_largest())
-        if warning is not None:
-            log.warning("warning: %s", warning)
-        if rows.pad_token_id >= vocabulary:
-            # A pad token added to the tokenizer alone; any id pads, since masks come from lengths.
-            log.info("the model has no embedding for the pad token's id %d: id 0 pads", rows.pad_token_id)
-            rows.pad_token_id = 0
+    for name in dict.fromkeys(models):
+        model_config = load_config(name, config.model.trust_remote_code)
+        for rows in sets:
+            warning = check_fits(name, model_config, *rows.longest_and_largest())
+            if warning is not None:
+                log.warning("warning: %s", warning)
+            if rows.pad_token_id >= model_config.get_text_config().vocab_size:
+                # A pad token added to the tokenizer alone; any id pads, since masks come from lengths.
+                log.info("the model has no embedding for the pad token's id %d: id 0 pads", rows.pad_token_id)
+                rows.pad_token_id = 0
 
 
 def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:

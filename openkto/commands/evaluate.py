@@ -23,7 +23,6 @@ def main(argv: list[str]) -> None:
     from openkto.commands.train import (
         HEAD_TOLERANCE,
         load_actor,
-        load_model_config,
         load_tokenizer_of,
         make_strategy,
         model_names,
@@ -39,12 +38,12 @@ def main(argv: list[str]) -> None:
     tokenizer = load_tokenizer_of(config, pretrain)
     if pretrain == reference:
         log.warning("warning: %s is compared with itself; name what it was trained from as --ref_pretrain.", pretrain)
-    check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
+    else:
+        check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
     strategy = make_strategy(config)
     strategy.setup_distributed()
     sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    for name in dict.fromkeys((pretrain, reference)):
-        check_sets(config.loss.loss_type, name, load_model_config(config, name), list(sets.values()))
+    check_sets(config, (pretrain, reference), list(sets.values()))
     with strategy.model_loading():
         actor, ref_actor = (
             load_actor(config, name, strategy.load_dtype, trains=False) for name in (pretrain, reference)

@@ -44,17 +44,16 @@ def main(argv: list[str]) -> None:
     from openkto.trainer import FitArgs
 
     pretrain, reference = model_names(config)
-    model_config, tokenizer = check_models(config, pretrain, reference)
+    tokenizer = check_models(config, pretrain, reference)
     strategy = make_strategy(config)
     if options.check or options.preview:
         if os.environ.get("RANK", "0") == "0":
-            check_data(config, options, pretrain, model_config, tokenizer)
+            check_data(config, options, (pretrain, reference), tokenizer)
         return
     strategy.setup_distributed()
     rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
     eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    for name in dict.fromkeys((pretrain, reference)):
-        check_sets(config.loss.loss_type, name, load_model_config(config, name), [rows, *eval_rows.values()])
+    check_sets(config, (pretrain, reference), [rows, *eval_rows.values()])
     weights = weights_of_classes(config.loss, rows)
     config = with_resolved(
         config,
@@ -81,19 +80,19 @@ def main(argv: list[str]) -> None:
     strategy.barrier()
 
 
-def check_models(config: RunConfig, pretrain: str, reference: str) -> tuple[Any, Any]:
-    """Return the policy's configuration and tokenizer; they, the reference and the settings must go together.
+def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
+    """Return the policy's tokenizer; both models and the settings must go together.
 
     Raises:
         ConfigError: they do not.
     """
-    from openkto.models.loading import check_same_vocabulary, choose_attention, expert_counts
+    from openkto.models.loading import check_same_vocabulary, choose_attention, expert_counts, load_config
 
     choose_attention(config.model.attn_implementation)
-    model_config = load_model_config(config, pretrain)
+    model_config = load_config(pretrain, config.model.trust_remote_code)
     tokenizer = load_tokenizer_of(config, pretrain)
     if reference != pretrain:
-        load_model_config(config, reference)
+        load_config(reference, config.model.trust_remote_code)
         check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
     if config.loss.aux_loss_coef > 0 and expert_counts(model_config)[0] == 0:
         raise ConfigError(
@@ -102,20 +101,19 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> tuple[Any,
         )
     if os.path.realpath(config.output.save_path) in (os.path.realpath(pretrain), os.path.realpath(reference)):
         raise ConfigError(
-            f"--save_path: must not be the folder of a model that the run starts from; got "
-            f"{config.output.save_path}. "
-            "Name another folder."
+            "--save_path: must not be the folder of a model that the run starts from; got "
+            f"{config.output.save_path}. Name another folder."
         )
-    return model_config, tokenizer
+    return tokenizer
 
 
-def check_data(config: RunConfig, options: RunOptions, pretrain: str, model_config: Any, tokenizer: Any) -> None:
+def check_data(config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any) -> None:
     """Read all rows, say what there is to say of them, and show some where asked."""
     from openkto.commands.data import check_sets, evaluation_sets, training_set, weights_of_classes
 
     rows = training_set(config, tokenizer)
     eval_rows = evaluation_sets(config, tokenizer)
-    check_sets(config.loss.loss_type, pretrain, model_config, [rows, *eval_rows.values()])
+    check_sets(config, models, [rows, *eval_rows.values()])
     weights_of_classes(config.loss, rows)
     if options.preview:
         print(rows.preview(options.preview, has_colour=sys.stdout.isatty()))
@@ -188,13 +186,6 @@ def model_names(config: RunConfig) -> tuple[str, str]:
 
     policy, reference = (name if Path(name).is_dir() else snapshot_download(name) for name in names)
     return policy, reference
-
-
-def load_model_config(config: RunConfig, name: str) -> Any:
-    """Return the configuration of the model of that name."""
-    from openkto.models.loading import load_config
-
-    return load_config(name, config.model.trust_remote_code)
 
 
 def load_tokenizer_of(config: RunConfig, pretrain: str) -> Any:

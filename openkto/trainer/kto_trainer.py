@@ -151,7 +151,7 @@ class KTOTrainer:
                     if step == last_step:
                         break
                     started = time.perf_counter()
-            reporter.finish(skipped_steps=step - updates)
+            reporter.finish()
         except TrainingError:
             reporter.write_window()
             raise

@@ -200,14 +200,14 @@ class Reporter:
             shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", position.step, shown)
 
-    def finish(self, skipped_steps: int) -> None:
+    def finish(self) -> None:
         """Write the summary."""
         if self.trackers is None or self.position is None:
             return
         summary = self.position.values() | {
             "loss": self.last.get("loss"),
             "num_tokens": self.num_tokens,
-            "skipped_steps": skipped_steps,
+            "skipped_steps": self.skipped,
             "pairs_with_own_prompt": self.same_prompt,
             "pairs_with_equal_completion": self.same_completion,
             "seconds": time.perf_counter() - self.started,
