@@ -39,6 +39,7 @@ class Option:
     above: float | None = None
     below: float | None = None
     is_path: bool = False
+    is_duration: bool = False
     default_text: str = ""  # says what an absent value means
     openrlhf: str = ""  # OpenRLHF's default, where ours differs
 

@@ -24,3 +24,9 @@ class DataError(OpenKTOError):
 
 class TrainingError(OpenKTOError):
     """The run cannot go on: a loss that is not finite, the smallest loss scale."""
+
+
+class StopError(OpenKTOError):
+    """The run was asked to stop, by a signal or its time limit, and did; the same command goes on from there."""
+
+    exit_code = 75

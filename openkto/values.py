@@ -12,6 +12,7 @@ from typing import Any
 
 from openkto.config import METRIC_SCHEDULERS, Option, default_text
 from openkto.errors import ConfigError
+from openkto.stops import seconds_of
 
 Raw = str | list[str] | None  # a value as it was typed; None is YAML's null
 
@@ -61,6 +62,8 @@ def convert_one(raw: Raw, kind: str, known: Option) -> Any:
     if kind == "str":
         if not text or (known.choices and text not in known.choices):
             raise ValueError
+        if known.is_duration:
+            seconds_of(text)
         text.encode()  # a UnicodeEncodeError is a ValueError: bytes that were no UTF-8
         return os.path.expanduser(text) if known.is_path else text
     if kind == "float | str" and text == "auto":
@@ -88,6 +91,8 @@ def rule(item: dataclasses.Field[Any]) -> str:
     known: Option = item.metadata["option"]
     if known.choices:
         return f"one of {', '.join(known.choices[:-1])} or {known.choices[-1]}"
+    if known.is_duration:
+        return "days:hours:minutes:seconds, such as 0:03:55:00"
     words = {
         "int": "a whole number",
         "float": "a number",

@@ -1,7 +1,7 @@
 """Runs a command: one sentence and an exit status for what goes wrong, and a clean end of the process.
 
-Exit status: 0 done; 2 the command line, the configuration or a model folder is wrong; 3 the data is wrong; 1 anything
-else.
+Exit status: 0 done; 2 the command line, the configuration or a model folder is wrong; 3 the data is wrong; 75 stopped
+on request, to go on with the same command; 1 anything else.
 """
 
 import logging
@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-from openkto.errors import OpenKTOError
+from openkto.errors import OpenKTOError, StopError
 
 SECONDS_FOR_THE_FIRST_RANK = 3.0
 
@@ -25,6 +25,11 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
     try:
         main(argv)
         return 0
+    except StopError as stop:
+        # All ranks stop together, for the same reason: one of them says it.
+        if os.environ.get("RANK", "0") == "0":
+            print(f"stopped: {stop}", file=sys.stderr)
+        return stop.exit_code
     except OpenKTOError as error:
         if debug:
             traceback.print_exc()

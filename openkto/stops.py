@@ -1,0 +1,176 @@
+"""Requests to stop: SIGTERM, SIGINT, SIGUSR1 and the time limit `--max_time`.
+
+In training a signal only leaves a note, `StopRequest.reason`; the loop asks `is_due()` once a step, saves and ends.
+Before training there is nothing to save, so a signal ends the command at once.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from openkto.errors import StopError
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+AFTER_SECOND_SIGINT = 128 + signal.SIGINT  # the status that a shell shows for it
+DAYS_TOO_MANY = 10_000  # a slip of the hand
+
+
+class StopRequest:
+    """Whether this process was asked to stop. One a process, made where a command starts.
+
+        with StopRequest() as stop:
+            stop.max_seconds = ...
+            ...                       # start-up
+            stop.begin_training()
+            for each step: ...        # until stop.is_due() on any rank
+
+    A first SIGINT gives the second one its default action, so Ctrl-C twice ends the process at once.
+
+    Args:
+        max_seconds: the time limit, counted from the start of the process; None is no limit.
+    """
+
+    def __init__(self, max_seconds: float | None = None) -> None:
+        self.reason: str | None = None  # what was asked first: "SIGTERM", "the time limit --max_time 0:01:00:00"
+        self.max_seconds = max_seconds
+        self._started = time.monotonic() - process_age()
+        self._is_training = False
+        self._earlier: dict[signal.Signals, Any] = {}
+        self._earlier_wakeup_fd = -1
+        self._wakeup_fd = -1
+
+    # ---- what the loop asks -----------------------------------------------------------------------------------------
+
+    def begin_training(self) -> None:
+        """From now on a signal leaves a note instead of ending the command.
+
+        A time limit that is over already does not count here: the run makes its one step and saves, or it would
+        never get on.
+
+        Raises:
+            StopError, KeyboardInterrupt: a signal came before, and some library swallowed the exception.
+        """
+        self._is_training = True
+        if self.reason is not None:
+            raise self._before_training()
+
+    def is_due(self) -> bool:
+        """Whether to stop after this step: a signal came, or the time limit is over."""
+        if self.reason is None and self.max_seconds is not None and self._seconds() >= self.max_seconds:
+            self.reason = f"the time limit --max_time {duration(self.max_seconds)}"
+        return self.reason is not None
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    # ---- signals ----------------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Handle the signals from now on; does nothing outside the main thread, where Python has none."""
+        if threading.current_thread() is not threading.main_thread() or self._earlier:
+            return
+        self._earlier = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        # Python runs a handler only when the main thread is back from C, and a collective that waits for a stuck rank
+        # never is. The interpreter's own C handler writes each signal's number to this pipe at once.
+        read_fd, self._wakeup_fd = os.pipe()
+        os.set_blocking(self._wakeup_fd, False)
+        self._earlier_wakeup_fd = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
+        threading.Thread(target=_end_at_second_sigint, args=(read_fd,), daemon=True, name="second SIGINT").start()
+        # A data worker that is ended with SIGTERM must end, and must not write to our pipe.
+        os.register_at_fork(after_in_child=self.restore)
+
+    def restore(self) -> None:
+        """Put the earlier handlers back."""
+        if not self._earlier:
+            return
+        signal.set_wakeup_fd(self._earlier_wakeup_fd)
+        os.close(self._wakeup_fd)
+        for number, earlier in self._earlier.items():
+            # None is a handler that some C library had set; Python cannot put it back.
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+        self._earlier = {}
+
+    def __enter__(self) -> "StopRequest":
+        self.install()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.restore()
+        was_stopped = self.reason is not None and not self._is_training
+        if was_stopped and isinstance(error, Exception) and not isinstance(error, StopError):
+            # A library turned the stop into an error of its own, such as "cannot load the model".
+            raise self._before_training() from error
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal. It may come in the middle of anything, so no lock is taken and nothing is logged."""
+        name = signal.Signals(number).name
+        is_first = self.reason is None
+        self.reason = self.reason or name
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        when = "after this step" if self._is_training else "before the first step"
+        with contextlib.suppress(OSError):
+            os.write(2, f"rank {os.environ.get('RANK', '0')}: {name}: stopping {when}\n".encode())
+        # Once: the second of two signals would break into the way out that the first one took.
+        if is_first and not self._is_training:
+            raise self._before_training()
+
+    def _before_training(self) -> BaseException:
+        if self.reason == "SIGINT":
+            return KeyboardInterrupt()
+        return StopError(
+            f"{self.reason}: the run was asked to stop before its first step; nothing was lost. Start the same command "
+            "again."
+        )
+
+
+def _end_at_second_sigint(read_fd: int) -> None:
+    """End the process at the second SIGINT that the main thread was not there to handle."""
+    seen = 0
+    while number := os.read(read_fd, 1):
+        seen += number[0] == signal.SIGINT
+        if seen == 2:
+            os._exit(AFTER_SECOND_SIGINT)
+    os.close(read_fd)
+
+
+def process_age() -> float:
+    """Return the seconds since this process started, imports included; 0 where the system does not say."""
+    if sys.platform != "linux":
+        return 0.0
+    start_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return max(0.0, now - start_ticks / os.sysconf("SC_CLK_TCK"))
+
+
+# ---- durations ------------------------------------------------------------------------------------------------------
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds in days:hours:minutes:seconds, NeMo's form: "0:03:55:00" is 14,100.
+
+    Raises:
+        ValueError: it is not of this form, or is nothing.
+    """
+    fields = text.split(":")
+    if len(fields) != 4 or not all(field.isascii() and field.isdigit() for field in fields):
+        raise ValueError(text)
+    days, hours, minutes, seconds = (int(field) for field in fields)
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if days >= DAYS_TOO_MANY or hours >= 24 or minutes >= 60 or seconds >= 60 or total == 0:
+        raise ValueError(text)
+    return float(total)
+
+
+def duration(seconds: float) -> str:
+    """Say seconds as `seconds_of` reads them."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}:{hours:02}:{minutes:02}:{seconds:02}"
