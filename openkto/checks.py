@@ -38,8 +38,14 @@ def check(config: RunConfig, place: Place, *, is_training: bool) -> list[str]:
         return []
     _check_mixing(config.data, place)
     _check_loss(config, place)
-    if config.train.eval_at_start and not config.data.eval_dataset:
-        _fail(place("eval_at_start"), "needs evaluation rows", "no --eval_dataset", "Give one, or leave it out.")
+    for name, is_given in (
+        ("eval_at_start", config.train.eval_at_start),
+        ("keep_best", config.checkpoint.keep_best is not None),
+    ):
+        if is_given and not config.data.eval_dataset:
+            _fail(place(name), "needs evaluation rows", "no --eval_dataset", "Give one, or leave it out.")
+    if config.checkpoint.keep_best is not None and config.train.eval_steps == 0:
+        _fail(place("keep_best"), "needs evaluations", "--eval_steps 0", "Raise --eval_steps, or leave it out.")
     return _training_warnings(config, place)
 
 
@@ -209,6 +215,9 @@ def _training_warnings(config: RunConfig, place: Place) -> list[str]:
             f"{place('learning_rate')}: {rate:g} is above {HIGH_LEARNING_RATE:g}, where KTO tends to break the model; "
             "5e-7 to 5e-6 is usual."
         )
+    saving = config.checkpoint
+    if saving.disable_ds_ckpt and not saving.save_hf_ckpt and (saving.save_steps > 0 or saving.save_every_minutes):
+        warnings.append(f"{place('disable_ds_ckpt')}: nothing is saved before the end; --save_hf_ckpt would be.")
     if config.train.eval_steps > 0 and not config.data.eval_dataset:
         warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset.")
     if config.deepspeed.overlap_comm and config.deepspeed.zero_stage == 0:

@@ -24,6 +24,11 @@ LR_SCHEDULERS = (
 METRIC_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 DTYPES = ("bf16", "fp16", "fp32")
+# What --keep_best may follow, and which way is better.
+HIGHER_IS_BETTER = {
+    **dict.fromkeys(("rewards/auc", "rewards/accuracy", "rewards/margins", "rewards/chosen"), True),
+    **dict.fromkeys(("loss", "rewards/rejected"), False),
+}
 DEFAULT_LEARNING_RATE = 1e-6
 LARGE = 2**31  # a count beyond it is a slip of the hand
 
@@ -225,6 +230,59 @@ class OutputConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    ckpt_path: str | None = option(
+        None,
+        "folder of the checkpoints, shared by all nodes",
+        default_text="<save_path>/checkpoints",
+        is_path=True,
+        openrlhf="./ckpt/checkpoints_kto",
+    )
+    save_steps: int = option(
+        -1,
+        "save a checkpoint every so many, and at the end; -1 once an epoch, 0 only when the run is stopped early",
+        "steps",
+        at_least=-1,
+        below=LARGE,
+        default_text="-1: once an epoch",
+        openrlhf="-1: never",
+    )
+    save_every_minutes: float | None = option(
+        None, "also save one when so long has passed since the last", "minutes", above=0, default_text="off"
+    )
+    max_ckpt_num: int = option(
+        3, "keep so many checkpoints; the oldest goes when a new one is complete", at_least=1, below=LARGE
+    )
+    max_ckpt_mem: float = option(1e8, "keep checkpoints of so much in all, the newest in any case", "GB", above=0)
+    keep_best: str | None = option(
+        None,
+        "a metric of the first evaluation set, such as rewards/auc; its best step is saved and never deleted",
+        choices=tuple(HIGHER_IS_BETTER),
+        default_text="off",
+    )
+    save_hf_ckpt: bool = option(False, "with each checkpoint also save the model as a Hugging Face folder")
+    disable_ds_ckpt: bool = option(False, "write no DeepSpeed checkpoints; a run cannot be resumed then")
+    load_checkpoint: bool | str = option(
+        False,
+        "resume from the newest complete checkpoint, or start anew where there is none; a path demands that one",
+        is_path=True,
+    )
+    use_ds_universal_ckpt: bool = option(
+        False, "accepted for OpenRLHF's sake: any checkpoint is resumed on any number of ranks and any ZeRO stage"
+    )
+    max_time: str | None = option(
+        None,
+        "save and stop when the command has run so long",
+        "days:hours:minutes:seconds",
+        default_text="no limit",
+        is_duration=True,
+    )
+    stall_minutes: float = option(
+        30.0, "when nothing moved for so long, show what every rank is doing; 0 is never", "minutes", at_least=0
+    )
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that a run depends on, and nothing else."""
 
@@ -235,6 +293,7 @@ class RunConfig:
     deepspeed: DeepspeedConfig = field(default_factory=DeepspeedConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
 SECTIONS: dict[str, type] = {
@@ -245,6 +304,7 @@ SECTIONS: dict[str, type] = {
     "deepspeed": DeepspeedConfig,
     "train": TrainConfig,
     "output": OutputConfig,
+    "checkpoint": CheckpointConfig,
 }
 
 

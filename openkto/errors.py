@@ -30,3 +30,7 @@ class StopError(OpenKTOError):
     """The run was asked to stop, by a signal or its time limit, and did; the same command goes on from there."""
 
     exit_code = 75
+
+
+class CheckpointError(OpenKTOError):
+    """A checkpoint cannot be written, read or gone on from."""

@@ -36,6 +36,7 @@ TITLES = {
     "deepspeed": "DeepSpeed",
     "train": "batches and steps",
     "output": "output and trackers",
+    "checkpoint": "checkpoints and stops",
 }
 
 # A boolean flag may stand alone.
@@ -43,7 +44,7 @@ SWITCH = {"nargs": "?", "const": "true"}
 
 # What `evaluate` has no use for. In a YAML file it is allowed there, so that a run.yaml serves both commands.
 TRAIN_ONLY = (
-    {item.name for name in ("optim", "train") for item in dataclasses.fields(SECTIONS[name])}
+    {item.name for name in ("optim", "train", "checkpoint") for item in dataclasses.fields(SECTIONS[name])}
     - {"micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
     | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
     | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
@@ -52,14 +53,6 @@ TRAIN_ONLY = (
 # Flags of OpenRLHF, the last before 0.9, for what this version does not have: what it is, and the values that ask for
 # nothing.
 LATER: dict[str, tuple[str, tuple[bool | int | float | str, ...]]] = {
-    "save_steps": ("checkpoints are", (-1, 0)),
-    "save_hf_ckpt": ("checkpoints are", (False,)),
-    "disable_ds_ckpt": ("checkpoints are", (False,)),
-    "ckpt_path": ("checkpoints are", ()),
-    "max_ckpt_num": ("checkpoints are", (3,)),
-    "max_ckpt_mem": ("checkpoints are", (100000000,)),
-    "load_checkpoint": ("checkpoints are", (False,)),
-    "use_ds_universal_ckpt": ("checkpoints are", (False,)),
     "load_in_4bit": ("LoRA on a 4-bit model is", (False,)),
     "lora_rank": ("LoRA is", (0,)),
     "lora_alpha": ("LoRA is", (16,)),
@@ -187,7 +180,7 @@ def _add_flag(group: Any, item: dataclasses.Field[Any]) -> None:
     kind = kind_of(item)
     metavars = {"int": "N", "bool": "true|false", "str": "TEXT", "list[str]": "PATH"}
     metavar = "PATH" if known.is_path else "NAME" if known.choices else metavars.get(kind, "NUMBER")
-    many: dict[str, Any] = SWITCH if kind == "bool" else {"nargs": "+"} if is_list(item) else {}
+    many: dict[str, Any] = SWITCH if kind in ("bool", "bool | str") else {"nargs": "+"} if is_list(item) else {}
     choices = f"; {rule(item)}" if known.choices else ""
     unit = f" [{known.unit}]" if known.unit else ""
     text = f"{known.help}{choices}{unit} (default: {default_text(item)})"

@@ -68,6 +68,8 @@ def convert_one(raw: Raw, kind: str, known: Option) -> Any:
         return os.path.expanduser(text) if known.is_path else text
     if kind == "float | str" and text == "auto":
         return text
+    if kind == "bool | str":
+        return BOOLEANS[text.lower()] if text.lower() in BOOLEANS else convert_one(raw, "str", known)
     value = float(text)
     is_outside = (
         not math.isfinite(value)
@@ -98,6 +100,7 @@ def rule(item: dataclasses.Field[Any]) -> str:
         "float": "a number",
         "float | str": "auto or a number",
         "bool": "true or false",
+        "bool | str": "true, false or a path",
         "str": "a path or name" if known.is_path else "text",
         "list[str]": "one or more paths or names",
         "list[float]": "numbers, each",

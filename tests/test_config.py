@@ -64,6 +64,11 @@ def test_defaults_are_those_of_the_flags_page():
         "logging_steps": 1,
         "eval_steps": -1,
         "save_path": "./ckpt",
+        "save_steps": -1,
+        "max_ckpt_num": 3,
+        "max_ckpt_mem": 1e8,
+        "load_checkpoint": False,
+        "stall_minutes": 30.0,
         "wandb_project": "openkto",
     }
     assert not flat["trust_remote_code"]
@@ -116,7 +121,14 @@ def values_of(item) -> st.SearchStrategy:
         "float": floats,
         "float | str": floats,
         "bool": st.booleans(),
-        "str": st.sampled_from(known.choices) if known.choices else NAME if known.is_path else TEXT,
+        "bool | str": st.booleans() | NAME,
+        "str": st.just("0:01:02:03")
+        if known.is_duration
+        else st.sampled_from(known.choices)
+        if known.choices
+        else NAME
+        if known.is_path
+        else TEXT,
         "list[str]": st.lists(NAME, min_size=1, max_size=3, unique_by=lambda path: path.rstrip("/").split("/")[-1]),
         "list[float]": st.just([0.25, 0.75]),
         "tuple[float, float]": st.tuples(floats, floats),
@@ -134,7 +146,7 @@ def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
     if flat["dataset_probs"]:
         flat["dataset"] = ["one", "two words"]
     if flat["max_tokens_per_micro_batch"]:
-        flat["max_tokens_per_micro_batch"] += flat["max_len"]
+        flat["max_tokens_per_micro_batch"] = max(flat["max_tokens_per_micro_batch"], flat["max_len"])
     config = from_flat(flat)
     try:
         check(config, lambda name: name, is_training=True)
@@ -180,6 +192,8 @@ def test_openrlhf_defaults_that_differ_are_said_unless_given():
         "learning_rate: 1e-6 (OpenRLHF: 1e-5)",
         "grad_accum_dtype: fp32: bf16 loses 0.7% of the gradient (OpenRLHF: the model's own)",
         "use_tensorboard: <save_path>/tensorboard (OpenRLHF: off)",
+        "ckpt_path: <save_path>/checkpoints (OpenRLHF: ./ckpt/checkpoints_kto)",
+        "save_steps: -1: once an epoch (OpenRLHF: -1: never)",
     ]
     assert "wandb_project: openkto (OpenRLHF: openrlhf_train_dpo)" in openrlhf_differences(set(), use_wandb=True)
 

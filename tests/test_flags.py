@@ -192,9 +192,12 @@ SENTENCES = [
     ("--config no.yaml", "--config: must be a YAML file; got 'no.yaml' (No such file or directory). Check the path."),
     ("--lora_rank 8", "--lora_rank: LoRA is not in this version; got 8. Leave it out."),
     ("--target_modules q v", "--target_modules: LoRA is not in this version; got q v. Leave it out."),
-    ("--save_steps 100", "--save_steps: checkpoints are not in this version; got 100. Leave it out."),
-    ("--ckpt_path x", "--ckpt_path: checkpoints are not in this version; got x. Leave it out."),
-    ("--load_checkpoint", "--load_checkpoint: checkpoints are not in this version; got true. Leave it out."),
+    ("--max_time 4:00:00", "--max_time: must be days:hours:minutes:seconds, such as 0:03:55:00; got '4:00:00'. "
+     "Correct it, or leave it out."),
+    ("--load_checkpoint=", "--load_checkpoint: must be true, false or a path; got nothing. Correct it, or leave it "
+     "out."),
+    ("--keep_best los", "--keep_best: must be one of rewards/auc, rewards/accuracy, rewards/margins, rewards/chosen, "
+     "loss or rewards/rejected; got 'los'. Correct it, or leave it out."),
     ("--use_liger_kernel", "--use_liger_kernel: the Liger kernel is not in this version; got true. Leave it out."),
     ("--pretrain ./nowhere", "--pretrain: must be a Hugging Face name or a folder that exists; got './nowhere'. "
      "Check the path."),

@@ -167,5 +167,5 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
 
 
 def quiet_args(folder, steps: int, **more) -> FitArgs:
-    """Return fit's arguments for a run that writes its metrics and nothing else."""
-    return FitArgs(save_path=str(folder), max_steps=steps, use_tensorboard="none", **more)
+    """Return fit's arguments for a run that writes its metrics and, unless it is stopped, nothing else."""
+    return FitArgs(save_path=str(folder), max_steps=steps, use_tensorboard="none", **({"save_steps": 0} | more))

@@ -64,7 +64,8 @@ def main(argv: list[str]) -> None:
             max_tokens_per_micro_batch=config.train.max_tokens_per_micro_batch,
             needs_mismatched=loss.needs_z_ref,
         )
-        results[name] = {"rows": len(rows), **evaluate_set(model, ref_model, strategy, loss, name, loader)}
+        values = evaluate_set(model, ref_model, strategy, loss, name, loader, between=lambda: None)
+        results[name] = {"rows": len(rows), **values}
     if strategy.rank == 0:
         print(table(results))
         output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

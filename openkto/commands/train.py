@@ -14,6 +14,7 @@ from typing import Any
 from openkto.config import DEFAULT_LEARNING_RATE, RunConfig, openrlhf_differences, to_flat, to_yaml, with_resolved
 from openkto.errors import ConfigError
 from openkto.flags import RunOptions, parse
+from openkto.stops import StopRequest, seconds_of
 from openkto.values import numbered
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,17 @@ def main(argv: list[str]) -> None:
     """
     config, options = parse(argv, "train")
     say_what_differs(config, options)
-    # Only now what takes seconds to import, so that a wrong flag is answered at once.
+    limit = config.checkpoint.max_time
+    with StopRequest(None if limit is None else seconds_of(limit)) as stop:
+        # Only now what takes seconds to import, so that a wrong flag is answered at once.
+        from openkto.distributed.watchdog import Watchdog
+
+        with Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0"))) as watchdog:
+            train(config, options, stop, watchdog)
+
+
+def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any) -> None:
+    """Go the whole way from a configuration to a saved model."""
     from openkto.commands.data import (
         check_sets,
         evaluation_sets,
@@ -39,21 +50,25 @@ def main(argv: list[str]) -> None:
         training_set,
         weights_of_classes,
     )
+    from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, make_checkpoints
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
     from openkto.trainer import FitArgs
 
-    pretrain, reference = model_names(config)
-    tokenizer = check_models(config, pretrain, reference)
+    watchdog.phase("reading the models' configurations")
+    models = model_names(config)
+    tokenizer = check_models(config, *models)
     strategy = make_strategy(config)
     if options.check or options.preview:
         if os.environ.get("RANK", "0") == "0":
-            check_data(config, options, (pretrain, reference), tokenizer)
+            check_data(config, options, models, tokenizer)
         return
+    watchdog.phase("waiting for all ranks")
     strategy.setup_distributed()
+    watchdog.phase("reading the data")
     rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
     eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    check_sets(config, (pretrain, reference), [rows, *eval_rows.values()])
+    check_sets(config, models, [rows, *eval_rows.values()])
     weights = weights_of_classes(config.loss, rows)
     config = with_resolved(
         config,
@@ -64,19 +79,31 @@ def main(argv: list[str]) -> None:
     )
     is_first, folder = strategy.rank == 0, Path(config.output.save_path)
     on_some_ranks(strategy, lambda: make_folder(folder), is_mine=is_first)
+    watchdog.phase("looking for a checkpoint")
+    checkpoints = make_checkpoints(config, strategy)
+    identity = identity_of_command(config, strategy, rows, models)
+    if is_done(config, checkpoints, identity):
+        return
+    watchdog.phase("loading the models")
     with strategy.model_loading():
-        actor = load_actor(config, pretrain, strategy.load_dtype, trains=True)
-        ref_actor = load_actor(config, reference, strategy.load_dtype, trains=False)
-    trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor), rows, eval_rows)
-    actor.check_head(HEAD_TOLERANCE[strategy.precision])
+        actor = load_actor(config, models[0], strategy.load_dtype, trains=True)
+        ref_actor = load_actor(config, models[1], strategy.load_dtype, trains=False)
+    watchdog.phase("preparing the models")
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
+    running = {"export_dtype": dtype, "checkpoints": checkpoints, "stop": stop, "watchdog": watchdog}
+    trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor), rows, eval_rows, **running)
+    actor.check_head(HEAD_TOLERANCE[strategy.precision])
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_parameters, dtype), is_mine=is_first)
+    if config.checkpoint.save_hf_ckpt or checkpoints.with_engine:
+        checkpoints.check_space(checkpoint_bytes(config, trainer, strategy.zero_stage))
     on_some_ranks(strategy, lambda: write_run_file(config, folder), is_mine=is_first)
     flat = to_flat(config)
     known = {field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}
-    trainer.fit(FitArgs(**known, settings=flat))
-    trainer.save_model(config.output.save_path, dtype)
+    trainer.fit(FitArgs(**known, settings=flat, identity=identity))
+    watchdog.phase("saving the model")
+    trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)
+    checkpoints.mark_finished(trainer.total_steps(config.train.max_steps))
     strategy.barrier()
 
 
@@ -122,9 +149,19 @@ def check_data(config: RunConfig, options: RunOptions, models: tuple[str, str], 
 
 
 def make_trainer(
-    config: RunConfig, strategy: Any, tokenizer: Any, actors: tuple[Any, Any], rows: Any, eval_rows: dict[str, Any]
+    config: RunConfig,
+    strategy: Any,
+    tokenizer: Any,
+    actors: tuple[Any, Any],
+    rows: Any,
+    eval_rows: dict[str, Any],
+    **running: Any,
 ) -> Any:
-    """Return the `KTOTrainer` over (policy, reference), its loaders, optimizer and schedule, ready to fit."""
+    """Return the `KTOTrainer` over (policy, reference), its loaders, optimizer and schedule, ready to fit.
+
+    Args:
+        running: what `KTOTrainer` takes beside settings: checkpoints, stop, watchdog, export_dtype.
+    """
     from openkto.data.loader import KTODataLoader
     from openkto.trainer import KTOTrainer
     from openkto.trainer.schedule import create_scheduler
@@ -166,6 +203,9 @@ def make_trainer(
         loss_type=loss.loss_type,  # type: ignore[arg-type]  # checked by the parser
         aux_loss_coef=loss.aux_loss_coef,
         max_epochs=train.max_epochs,
+        save_hf_ckpt=config.checkpoint.save_hf_ckpt,
+        disable_ds_ckpt=config.checkpoint.disable_ds_ckpt,
+        **running,
     )
 
 

@@ -1,5 +1,6 @@
 """The dataset that training and evaluation read: tokenised labelled rows on a memory-mapped Arrow file."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -194,6 +195,16 @@ class UnpairedPreferenceDataset:
         longest = min(self.max_len, int(self.prompt_lengths.max()) + int(self.completion_lengths.max()))
         columns = [self._rows.data.column(name) for name in ("prompt_ids", "completion_ids")]
         return longest, max(pc.max(pc.list_flatten(column)).as_py() for column in columns)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the rows in their order and of how they are cut: what training sees of the data."""
+        digest = hashlib.sha256(repr((self.max_len, self.truncation, self.bos_token_id)).encode())
+        for numbers in (self._index, self.rows, self.labels, self.prompt_lengths, self.completion_lengths):
+            digest.update(np.ascontiguousarray(numbers).tobytes())
+        for name in ("prompt_ids", "completion_ids", "completion_mask"):
+            for chunk in self._rows.data.column(name).chunks:
+                digest.update(np.ascontiguousarray(chunk.flatten().to_numpy(zero_copy_only=False)).data)
+        return digest.hexdigest()[:16]
 
     def preview(self, n: int, has_colour: bool = False) -> str:
         """Return n rows of each class as the model sees them, with the scored part marked."""

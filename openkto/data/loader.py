@@ -122,6 +122,7 @@ class KTODataLoader:
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
+        self.train_batch_size = train_batch_size
         self.shuffle = train_batch_size is not None
         self.max_rows = micro_train_batch_size
         self.max_tokens = max_tokens_per_micro_batch

@@ -251,6 +251,19 @@ class DeepspeedStrategy:
         applied = bool(engine.was_step_applied())
         return StepResult(float(engine.get_global_grad_norm()) if applied else math.inf, applied)
 
+    def loss_scale(self, engine: Any) -> dict[str, float]:
+        """Return float16's loss scale and its counters, for a checkpoint to keep; nothing in other precisions."""
+        if self.precision != "fp16":
+            return {}
+        return {
+            name: value for name, value in vars(engine.optimizer.loss_scaler).items() if type(value) in (int, float)
+        }
+
+    def restore_loss_scale(self, engine: Any, saved: dict[str, float]) -> None:
+        """Put back what `loss_scale` returned."""
+        if self.precision == "fp16":
+            vars(engine.optimizer.loss_scaler).update(saved)
+
     # ---- collectives: every rank calls them, on fixed shapes --------------------------------------------------------
 
     def all_reduce(self, values: list[float] | Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:

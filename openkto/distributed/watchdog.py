@@ -56,6 +56,12 @@ class Watchdog:
             self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
             self._thread.start()
 
+    def __enter__(self) -> "Watchdog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
     def phase(self, name: str) -> None:
         """Say what the main thread does from now on: "loading the policy", "evaluation at step 40"."""
         now = self._clock()

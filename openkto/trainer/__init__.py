@@ -1,6 +1,6 @@
 """The training loop, the evaluation and what they report."""
 
+from openkto.trainer.fit_args import FitArgs
 from openkto.trainer.kto_trainer import KTOTrainer
-from openkto.trainer.reporter import FitArgs
 
 __all__ = ["FitArgs", "KTOTrainer"]

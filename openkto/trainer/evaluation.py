@@ -1,5 +1,6 @@
 """Evaluation: a whole set as one batch, so that its numbers depend on neither batch size nor ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,9 +20,18 @@ from openkto.trainer.metrics import MetricWindow
 
 @torch.no_grad()
 def evaluate_set(
-    model: Any, ref_model: Any, strategy: Strategy, loss: KTOLoss, name: str, loader: KTODataLoader
+    model: Any,
+    ref_model: Any,
+    strategy: Strategy,
+    loss: KTOLoss,
+    name: str,
+    loader: KTODataLoader,
+    between: Callable[[], None],
 ) -> dict[str, float]:
     """Return a set's metrics, the same on every rank.
+
+    Args:
+        between: called before each forward, as often on every rank.
 
     Raises:
         TrainingError: a log-probability is not finite.
@@ -29,9 +39,10 @@ def evaluate_set(
     window, place = MetricWindow(loss), f"evaluation set {name}"
     model.eval()
     for batch in loader:
-        before = forward_without_gradient(model, ref_model, strategy, loss, batch, place)
+        before = forward_without_gradient(model, ref_model, strategy, loss, batch, place, between)
         parts = []
         for micro_batch, ref_log_prob_B in zip(batch.matched, before.ref_log_prob, strict=True):
+            between()
             log_prob_B = forward(model, micro_batch, strategy.device).cpu()
             columns = (micro_batch["row"], log_prob_B, ref_log_prob_B.cpu(), micro_batch["label"])
             parts.append(torch.stack([c.double() for c in columns], dim=1)[is_real(micro_batch)])

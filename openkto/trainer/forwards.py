@@ -4,6 +4,7 @@ Shapes:  B = rows in a micro-batch, L = rows on this rank, N = rows in the globa
 Units:   nats.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -44,7 +45,13 @@ class BeforeGradient(NamedTuple):
 
 @torch.no_grad()
 def forward_without_gradient(
-    model: Any, ref_model: Any, strategy: Strategy, loss: KTOLoss, batch: RankBatch, place: str
+    model: Any,
+    ref_model: Any,
+    strategy: Strategy,
+    loss: KTOLoss,
+    batch: RankBatch,
+    place: str,
+    between: Callable[[], None],
 ) -> BeforeGradient:
     """Run the policy on the mismatched pairs and the reference on everything, then agree on z_ref.
 
@@ -53,15 +60,24 @@ def forward_without_gradient(
 
     Args:
         place: names the batch in an error.
+        between: called before each forward, as often on every rank.
 
     Raises:
         TrainingError: a log-ratio of a mismatched pair is not finite.
     """
     device, mismatched = strategy.device, [strip_prefix(m) for m in batch.mismatched]
-    policy = [forward(model, m, device) for m in mismatched]
+
+    def run(a_model: Any, micro_batches: list[MicroBatch]) -> list[Tensor]:
+        log_probs = []
+        for micro_batch in micro_batches:
+            between()
+            log_probs.append(forward(a_model, micro_batch, device))
+        return log_probs
+
+    policy = run(model, mismatched)
     with strategy.reference_forward(ref_model):
-        reference = [forward(ref_model, m, device) for m in mismatched]
-        ref_log_prob = [forward(ref_model, m, device) for m in batch.matched]
+        reference = run(ref_model, mismatched)
+        ref_log_prob = run(ref_model, batch.matched)
     log_ratio_L = torch.zeros(0, dtype=torch.float64)
     row_L = torch.zeros(0, dtype=torch.int64)
     if mismatched:

@@ -4,8 +4,10 @@ Shapes:  B = rows in a micro-batch, N = rows in the global batch (all ranks).
 Units:   nats.
 """
 
-import tempfile
+import contextlib
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -14,12 +16,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from openkto.data.loader import KTODataLoader, RankBatch
-from openkto.distributed.gather import gather_weights
+from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.strategy import StepResult
-from openkto.errors import ConfigError, OpenKTOError, TrainingError
-from openkto.models.export import export_model
+from openkto.distributed.watchdog import Watchdog
+from openkto.errors import ConfigError, StopError, TrainingError
 from openkto.models.loss import KTOLoss, LossType
+from openkto.stops import StopRequest
 from openkto.trainer.evaluation import evaluate_set
+from openkto.trainer.fit_args import FitArgs
 from openkto.trainer.forwards import (
     Strategy,
     batch_rows,
@@ -29,7 +33,9 @@ from openkto.trainer.forwards import (
     stop_unless_finite,
     to_device,
 )
-from openkto.trainer.reporter import FitArgs, Position, Reporter, StepReport
+from openkto.trainer.reporter import Reporter, StepReport
+from openkto.trainer.run_state import RunState
+from openkto.trainer.saving import RunSaver, identity_of, save_model
 from openkto.trainer.schedule import learning_rates
 
 
@@ -37,6 +43,13 @@ class TrainingStrategy(Strategy, Protocol):
     """What the loop asks of a strategy beyond forwards; `DeepspeedStrategy` is one."""
 
     max_norm: float
+    zero_stage: int
+
+    def gather_objects(self, value: Any) -> list[Any]: ...
+
+    def loss_scale(self, engine: Any) -> dict[str, float]: ...
+
+    def restore_loss_scale(self, engine: Any, saved: dict[str, float]) -> None: ...
 
     def set_learning_rates(self, engine: Any, rates: list[float]) -> None: ...
 
@@ -61,7 +74,12 @@ class KTOTrainer:
         beta, desirable_weight, undesirable_weight, loss_type: see `KTOLoss`.
         aux_loss_coef: weight of the experts' load-balancing loss.
         max_epochs: how often the rows are gone through, unless `args.max_steps` says how many steps.
-        save_hf_ckpt, disable_ds_ckpt: for checkpoints during training, which this version does not write.
+        save_hf_ckpt: with each checkpoint also save the model as a Hugging Face folder.
+        disable_ds_ckpt: write no checkpoints that a run can be resumed from.
+        export_dtype: of the saved model; None is the strategy's own.
+        checkpoints: where they lie; None takes the folder from `args`.
+        stop: whether the process was asked to stop; None listens to signals while `fit` runs.
+        watchdog: told of progress; None is none.
 
     Raises:
         ConfigError: the arguments contradict each other.
@@ -87,13 +105,15 @@ class KTOTrainer:
         max_epochs: int = 1,
         save_hf_ckpt: bool = False,
         disable_ds_ckpt: bool = False,
+        export_dtype: torch.dtype | None = None,
+        checkpoints: Checkpoints | None = None,
+        stop: StopRequest | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         if max_norm != strategy.max_norm:
             raise ConfigError(
                 f"max_norm: must be the strategy's {strategy.max_norm}; got {max_norm}. Give both the same."
             )
-        if save_hf_ckpt or disable_ds_ckpt:
-            raise ConfigError("save_hf_ckpt, disable_ds_ckpt: this version writes no checkpoints. Leave both False.")
         self.model, self.ref_model, self.tokenizer = model, ref_model, tokenizer
         self.strategy, self.optim, self.scheduler = strategy, optim, scheduler
         self.train_dataloader = train_dataloader
@@ -105,72 +125,129 @@ class KTOTrainer:
         if aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type)
+        # A run that is resumed with others would be another run.
+        self.settings = {
+            "--loss_type": loss_type,
+            "--beta": beta,
+            "--desirable_loss_weight": desirable_weight,
+            "--undesirable_loss_weight": undesirable_weight,
+            "--aux_loss_coef": aux_loss_coef,
+            "--max_norm": max_norm,
+        }
         self.aux_loss_coef = aux_loss_coef
         self.max_epochs = max_epochs
+        self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
+        self.export_dtype = export_dtype or model.module.model.dtype
+        self.checkpoints = checkpoints
+        self.stop, self.owns_stop = stop or StopRequest(), stop is None
+        self.watchdog = watchdog or Watchdog(0, strategy.rank)
         # Under ZeRO-3 a parameter's own size is that of what this rank holds of it.
         self.num_parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
     def fit(self, args: FitArgs, consumed_samples: int = 0, num_update_steps_per_epoch: int | None = None) -> None:
-        """Train until the last step, with evaluations between.
+        """Train until the last step, with evaluations and checkpoints between.
 
         Args:
             args: see `FitArgs`; any object with its fields serves.
-            consumed_samples: rows that were trained on before; training goes on after them.
+            consumed_samples: rows that were trained on before; training goes on after them. A checkpoint knows its own.
             num_update_steps_per_epoch: must be the loader's own count where given.
 
         Raises:
             TrainingError: a log-probability or a gradient is not finite; all ranks stop together.
+            StopError: a signal or the time limit asked to stop; all ranks do after the same step, with a checkpoint.
+            CheckpointError: the checkpoint to resume from is not complete or another run's, or saving failed thrice.
         """
         loader, steps_per_epoch = self.train_dataloader, len(self.train_dataloader)
         if num_update_steps_per_epoch not in (None, steps_per_epoch):
             raise ConfigError(
                 f"num_update_steps_per_epoch: the loader makes {steps_per_epoch}; got {num_update_steps_per_epoch}."
             )
-        step = updates = loader.start_at(consumed_samples)
-        total_steps = args.max_steps or self.max_epochs * steps_per_epoch
+        total_steps = self.total_steps(args.max_steps)
         last_step = min(total_steps, args.stop_after_steps or total_steps)
-        reporter = Reporter(args, self.strategy, self.num_parameters, self.loss, loader, step, total_steps)
-        try:
-            if args.eval_at_start:
-                self._evaluate_and_report(reporter, Position(step, consumed_samples, loader.num_rows))
-            while step < last_step:
-                started = time.perf_counter()
-                for batch in loader:
-                    step += 1
-                    rates = learning_rates(self.scheduler, updates + 1)
-                    self.strategy.set_learning_rates(self.model, rates)
-                    report = self._train_step(step, batch, rates[0], args.log_entropy)
-                    updates += report.applied
-                    consumed_samples += report.counts.rows
-                    position = Position(step, consumed_samples, loader.num_rows)
-                    reporter.step(position, batch, report, time.perf_counter() - started, is_last=step == last_step)
-                    if self._is_evaluation_due(args.eval_steps, step, last_step):
-                        self._evaluate_and_report(reporter, position)
-                    if step == last_step:
-                        break
+        saver = self._make_saver(args, total_steps)
+        run, resumed = saver.begin(consumed_samples)
+        self.stop.begin_training()
+        reporter = Reporter(args, self.strategy, self.num_parameters, self.loss, loader, total_steps, run, resumed)
+        with self.stop if self.owns_stop else contextlib.nullcontext():
+            try:
+                if not run.is_evaluated:
+                    self._evaluate_and_report(run, reporter, saver)
+                while run.step < last_step:
                     started = time.perf_counter()
-            reporter.finish()
-        except TrainingError:
-            reporter.write_window()
-            raise
-        finally:
-            reporter.close()
+                    for batch in loader:
+                        self._step_and_report(args, run, reporter, batch, started, is_last=run.step + 1 == total_steps)
+                        is_best = False
+                        if self._is_evaluation_due(args.eval_steps, run.step, total_steps):
+                            is_best = saver.is_best(run, self._evaluate_and_report(run, reporter, saver))
+                        saver.after_step(run, reporter, must_save=is_best or run.step == last_step < total_steps)
+                        if run.step == last_step:
+                            break
+                        started = time.perf_counter()
+                if args.eval_steps != 0 and not self._is_evaluation_due(args.eval_steps, run.step, total_steps):
+                    # Of an early end alone: not part of the run, and taken back when it is resumed.
+                    self._evaluate_and_report(run, reporter, saver)
+                reporter.finish()
+            except StopError as stop:
+                saver.save_before_stop(run, reporter, stop)
+                raise
+            except TrainingError:
+                reporter.write_window()
+                raise
+            finally:
+                reporter.close()
 
-    def _is_evaluation_due(self, eval_steps: int, step: int, last_step: int) -> bool:
-        every = eval_steps if eval_steps > 0 else len(self.train_dataloader)
-        return eval_steps != 0 and (step % every == 0 or step == last_step)
+    def total_steps(self, max_steps: int | None) -> int:
+        """Return the length of the run, in steps."""
+        return max_steps or self.max_epochs * len(self.train_dataloader)
+
+    def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
+        checkpoints = self.checkpoints or Checkpoints(
+            args.ckpt_path or Path(args.save_path) / "checkpoints",
+            self.strategy,
+            max_number=args.max_ckpt_num,
+            max_gigabytes=args.max_ckpt_mem,
+            with_engine=not self.disable_ds_ckpt,
+        )
+        identity = self.settings | identity_of(self.model.module, self.train_dataloader, total_steps)
+        return RunSaver(
+            checkpoints,
+            self.model,
+            self.strategy,
+            self.train_dataloader,
+            args,
+            identity=identity | args.identity,
+            total_steps=total_steps,
+            write_copy=self._save_copy if self.save_hf_ckpt else None,
+            stop=self.stop,
+            watchdog=self.watchdog,
+        )
+
+    def _step_and_report(
+        self, args: FitArgs, run: RunState, reporter: Reporter, batch: RankBatch, started: float, *, is_last: bool
+    ) -> None:
+        run.step += 1
+        self.watchdog.phase(f"step {run.step}")
+        rates = learning_rates(self.scheduler, run.updates + 1)
+        self.strategy.set_learning_rates(self.model, rates)
+        report = self._train_step(run.step, batch, rates[0], args.log_entropy)
+        run.updates += report.applied
+        run.consumed_samples += report.counts.rows
+        reporter.step(batch, report, time.perf_counter() - started, is_last=is_last)
 
     # ---- one step ---------------------------------------------------------------------------------------------------
 
     def _train_step(self, step: int, batch: RankBatch, learning_rate: float, with_entropy: bool) -> StepReport:
         self.model.train()
         place = f"step {step}"
-        before = forward_without_gradient(self.model, self.ref_model, self.strategy, self.loss, batch, place)
+        before = forward_without_gradient(
+            self.model, self.ref_model, self.strategy, self.loss, batch, place, self.watchdog.beat
+        )
         has_aux_loss = self.aux_loss_coef > 0
         parts, aux_loss = [], torch.zeros((), device=self.strategy.device)
         for m, ref_log_prob_B in enumerate(before.ref_log_prob):
+            self.watchdog.beat()
             micro_batch = to_device(batch.matched[m], self.strategy.device)
             output = self.model(
                 micro_batch["input_ids"],
@@ -216,42 +293,46 @@ class KTOTrainer:
         Raises:
             TrainingError: a log-probability is not finite.
         """
+        return self._evaluate(self.watchdog.beat)
+
+    def _evaluate(self, between: Callable[[], None]) -> dict[str, dict[str, float]]:
         return {
-            name: evaluate_set(self.model, self.ref_model, self.strategy, self.loss, name, loader)
+            name: evaluate_set(self.model, self.ref_model, self.strategy, self.loss, name, loader, between)
             for name, loader in self.eval_dataloaders.items()
         }
 
-    def _evaluate_and_report(self, reporter: Reporter, position: Position) -> None:
-        for name, values in self.evaluate().items():
-            reporter.evaluation(position, name if len(self.eval_dataloaders) > 1 else None, values)
+    def _is_evaluation_due(self, eval_steps: int, step: int, total_steps: int) -> bool:
+        every = eval_steps if eval_steps > 0 else len(self.train_dataloader)
+        return eval_steps != 0 and (step % every == 0 or step == total_steps)
+
+    def _evaluate_and_report(self, run: RunState, reporter: Reporter, saver: RunSaver) -> dict[str, dict[str, float]]:
+        """Evaluate; a request to stop ends that between two forwards, and it is made again when the run is resumed."""
+
+        def between() -> None:
+            self.watchdog.beat()
+            saver.stop_if_asked(run)
+
+        self.watchdog.phase(f"evaluation at step {run.step}")
+        run.is_evaluated = False
+        results = self._evaluate(between)
+        for name, values in results.items():
+            reporter.evaluation(name if len(results) > 1 else None, values)
+        run.is_evaluated = True
+        return results
 
     # ---- the result -------------------------------------------------------------------------------------------------
 
-    def save_model(self, folder: str, dtype: torch.dtype) -> None:
+    def save_model(self, folder: str, dtype: torch.dtype | None = None) -> None:
         """Write the model and its tokenizer as a Hugging Face folder; all ranks must call it.
 
+        Args:
+            dtype: of the saved weights; None is `export_dtype`.
+
         Raises:
-            TrainingError: a weight is not finite, in this dtype.
+            TrainingError: a weight is not finite, in the dtype of the saved model.
             OpenKTOError: the folder cannot be written; the model is then in a temporary folder, if that can be.
         """
-        actor = self.model.module
-        weights = gather_weights(self.model, actor.model, dtype)
-        if self.strategy.rank != 0:
-            return
-        broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
-        if broken:
-            raise TrainingError(
-                f"the trained weights: must be finite in {str(dtype).removeprefix('torch.')}; got nan or infinity in "
-                f"{broken[0]} and {len(broken) - 1} more, and nothing was saved. Lower --learning_rate, or pass "
-                "--export_dtype fp32."
-            )
-        rest = (actor.model, weights, self.tokenizer)
-        try:
-            export_model(*rest, folder, dtype, actor.config_as_loaded)
-        except OpenKTOError as error:
-            # Hours of training are in these weights: any place is better than none.
-            refuge = tempfile.mkdtemp(prefix="openkto-")
-            export_model(*rest, refuge, dtype, actor.config_as_loaded)
-            raise OpenKTOError(
-                f"{error} The trained model was saved to {refuge} instead: move it from there."
-            ) from error
+        save_model(self.model, self.tokenizer, folder, dtype or self.export_dtype, has_refuge=True)
+
+    def _save_copy(self, folder: str) -> None:
+        save_model(self.model, self.tokenizer, folder, self.export_dtype, has_refuge=False)

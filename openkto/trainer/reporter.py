@@ -3,10 +3,11 @@
 Every rank holds a `Reporter` and calls it at the same places, since the peak memory is a maximum over ranks.
 """
 
+import dataclasses
 import json
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,44 +19,16 @@ from openkto.models.loss import KTOLoss
 from openkto.trainer.environment import environment
 from openkto.trainer.metrics import BatchRows, MetricWindow
 from openkto.trainer.progress import Progress
+from openkto.trainer.records import belongs_to, go_back, set_aside
+from openkto.trainer.rng import Arrays
+from openkto.trainer.run_state import RunState
 from openkto.trainer.throughput import StepCounts, Throughput, peak_memory_gib
 from openkto.trainer.trackers import Trackers
-from openkto.values import numbered
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class FitArgs:
-    """The fields that `KTOTrainer.fit` reads; every one has its flag's meaning and default."""
-
-    save_path: str = "./ckpt"
-    max_steps: int | None = None
-    stop_after_steps: int | None = None
-    logging_steps: int = 1
-    eval_steps: int = -1
-    eval_at_start: bool = False
-    log_batches: bool = False
-    log_entropy: bool = False
-    use_tensorboard: str | None = None
-    use_wandb: bool = False
-    wandb_org: str | None = None
-    wandb_group: str | None = None
-    wandb_project: str = "openkto"
-    wandb_run_name: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)  # the whole run's, shown by W&B; no key among them
-
-
-class Position(NamedTuple):
-    """Where a run stands."""
-
-    step: int
-    consumed_samples: int
-    rows_per_epoch: int
-
-    def values(self) -> dict[str, float]:
-        """Return what every line starts with."""
-        return {"epoch": self.consumed_samples / self.rows_per_epoch, "consumed_samples": self.consumed_samples}
+COUNTS = ("num_tokens", "same_prompt", "same_completion", "skipped")
+ROW_ARRAYS = ("log_prob_N", "log_ratio_N", "is_desirable_N")
 
 
 @dataclass(frozen=True)
@@ -71,13 +44,11 @@ class StepReport:
     aux_loss: float | None
 
 
-def set_aside(folder: Path) -> None:
-    """Number an earlier run's records, so that a new run in the same folder neither mixes with them nor loses them."""
-    for name in ("metrics.jsonl", "batches.jsonl", "tokens.jsonl", "tensorboard"):
-        record = folder / name
-        if record.exists():
-            kept = record.rename(numbered(record))
-            log.info("%s: an earlier run's records are kept as %s", folder, kept.name)
+class Resumed(NamedTuple):
+    """What `Reporter.state` returned when the checkpoint was saved."""
+
+    values: dict[str, Any]
+    arrays: Arrays
 
 
 class Reporter:
@@ -86,8 +57,10 @@ class Reporter:
     Args:
         args: see `FitArgs`.
         strategy, num_parameters, loss, loader: the trainer's.
-        first_step: steps done before; a run that starts afresh sets an earlier run's files aside.
         total_steps: of the schedule.
+        run: where the run stands; the loop moves it on.
+        resumed: what was open when the checkpoint was saved; None in a run that starts afresh, which sets an earlier
+            run's files aside.
     """
 
     def __init__(
@@ -97,36 +70,80 @@ class Reporter:
         num_parameters: int,
         loss: KTOLoss,
         loader: KTODataLoader,
-        first_step: int,
         total_steps: int,
+        run: RunState,
+        resumed: Resumed | None = None,
     ) -> None:
         self.args, self.strategy = args, strategy
         self.throughput = Throughput(num_parameters, strategy.world_size, strategy.device)
         self.window = MetricWindow(loss)
         self.reports: list[StepReport] = []
         self.num_tokens = self.same_prompt = self.same_completion = self.skipped = 0
+        self.seconds_before = 0.0
         self.started = time.perf_counter()
         self.last: dict[str, float] = {}
-        self.position: Position | None = None
+        self.run, self.rows_per_epoch = run, loader.num_rows
         self.trackers: Trackers | None = None
         self.progress: Progress | None = None
         self.batches_file: Any = None
+        if resumed is not None:
+            self._restore(resumed)
         if strategy.rank == 0:
-            if first_step == 0:
-                set_aside(Path(args.save_path))
-            self.trackers = Trackers(args, args.settings)
-            self.progress = Progress(total_steps, first_step)
-            run = environment(strategy.world_size, strategy.device) | {
+            folder = Path(args.save_path)
+            if resumed is not None and belongs_to(folder, run.run_id):
+                go_back(folder, resumed.values["sizes"])
+            else:
+                set_aside(folder)
+            self.trackers = Trackers(args, args.settings, run_id=run.run_id)
+            self.progress = Progress(total_steps, run.step)
+            values = environment(strategy.world_size, strategy.device) | {
+                "run_id": run.run_id,
                 "parameters": num_parameters,
                 "rows": loader.num_rows,
             }
-            self.trackers.log("run", 0, run)
+            self.trackers.log("run", run.step, values)
             if args.log_batches:
                 self.batches_file = self._open_batches(loader)
+
+    # ---- in and out of a checkpoint ---------------------------------------------------------------------------------
+
+    def state(self) -> Resumed:
+        """Return the counts, the open window and the records' sizes, for a checkpoint to keep."""
+        sizes = {}
+        if self.trackers is not None:
+            self.trackers.sync()
+            records = [Path(self.args.save_path) / name for name in ("metrics.jsonl", "batches.jsonl")]
+            sizes = {record.name: record.stat().st_size for record in records if record.is_file()}
+        arrays: Arrays = {}
+        reports = []
+        for i, report in enumerate(self.reports):
+            values = dataclasses.asdict(report)
+            arrays |= {f"{i}/{name}": values["rows"].pop(name) for name in ROW_ARRAYS}
+            reports.append(values)
+        values = {name: getattr(self, name) for name in COUNTS} | {
+            "seconds": self.seconds_before + time.perf_counter() - self.started,
+            "window_seconds": self.throughput.seconds,
+            "last": self.last,
+            "reports": reports,
+            "sizes": sizes,
+        }
+        return Resumed(values, arrays)
+
+    def _restore(self, resumed: Resumed) -> None:
+        for name in COUNTS:
+            setattr(self, name, resumed.values[name])
+        self.seconds_before, self.last = resumed.values["seconds"], resumed.values["last"]
+        for i, values in enumerate(resumed.values["reports"]):
+            per_row: dict[str, Any] = {name: resumed.arrays[f"{i}/{name}"] for name in ROW_ARRAYS}
+            rows = BatchRows(**values.pop("rows"), **per_row)
+            report = StepReport(rows=rows, counts=StepCounts(**values.pop("counts")), **values)
+            self._pool(report, 0.0)
+        self.throughput.seconds = resumed.values["window_seconds"]
 
     def _open_batches(self, loader: KTODataLoader) -> Any:
         folder = Path(self.args.save_path)
         try:
+            batches = (folder / "batches.jsonl").open("a", encoding="utf-8")
             with (folder / "tokens.jsonl").open("w", encoding="utf-8") as tokens:
                 for i in range(loader.num_rows):
                     row = loader.dataset[i]
@@ -134,25 +151,27 @@ class Reporter:
                     if not all(row["completion_mask"]):
                         line["completion_mask"] = row["completion_mask"]
                     tokens.write(json.dumps(line) + "\n")
-            return (folder / "batches.jsonl").open("w", encoding="utf-8")
+            return batches
         except OSError as error:
             raise ConfigError(
                 f"--log_batches: cannot write into {folder}; {error}. Name another --save_path."
             ) from error
 
-    def step(self, position: Position, batch: RankBatch, report: StepReport, seconds: float, *, is_last: bool) -> None:
+    def step(self, batch: RankBatch, report: StepReport, seconds: float, *, is_last: bool) -> None:
         """Take one step in; write a line when one is due."""
-        self.window.add(report.rows)
-        self.reports.append(report)
-        self.throughput.add(report.counts, seconds)
+        self._pool(report, seconds)
         self.num_tokens += report.counts.matched_tokens
         self.same_prompt += report.counts.same_prompt
         self.same_completion += report.counts.same_completion
         self.skipped += not report.applied
-        self.position = position
-        self._write_batch(position.step, batch)
-        if is_last or position.step % self.args.logging_steps == 0:
+        self._write_batch(self.run.step, batch)
+        if is_last or self.run.step % self.args.logging_steps == 0:
             self.write_window()
+
+    def _pool(self, report: StepReport, seconds: float) -> None:
+        self.window.add(report.rows)
+        self.reports.append(report)
+        self.throughput.add(report.counts, seconds)
 
     def _write_batch(self, step: int, batch: RankBatch) -> None:
         if self.batches_file is None:
@@ -167,10 +186,10 @@ class Reporter:
 
     def write_window(self) -> None:
         """Write the line of the steps since the last one, if there are any; all ranks must call it."""
-        if not self.reports or self.position is None:
+        if not self.reports:
             return
         applied = [r.grad_norm for r in self.reports if r.applied]
-        values = self.position.values() | self.window.values()
+        values = self._position() | self.window.values()
         if applied:
             values["grad_norm"] = float(np.mean(applied))
         values["learning_rate"] = self.reports[-1].learning_rate
@@ -185,34 +204,40 @@ class Reporter:
         memory = peak_memory_gib(self.strategy.device)
         values["peak_memory_gb"] = float(self.strategy.all_reduce([memory], op="max")[0])
         if self.trackers is not None and self.progress is not None:
-            self.trackers.log("train", self.position.step, values)
-            self.progress.update(self.position.step, values)
+            self.trackers.log("train", self.run.step, values)
+            self.progress.update(self.run.step, values)
         self.last = values
         self.window.batches.clear()
         self.reports.clear()
         self.throughput.reset()
 
-    def evaluation(self, position: Position, eval_set: str | None, values: dict[str, float]) -> None:
+    def evaluation(self, eval_set: str | None, values: dict[str, float]) -> None:
         """Write one evaluation set's line."""
         if self.trackers is not None:
             named = {"eval_set": eval_set} if eval_set is not None else {}
-            self.trackers.log("eval", position.step, {**position.values(), **named, **values})
+            self.trackers.log("eval", self.run.step, {**self._position(), **named, **values})
             shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", position.step, shown)
+            log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", self.run.step, shown)
+
+    def _position(self) -> dict[str, float]:
+        """Return what every line starts with."""
+        consumed = self.run.consumed_samples
+        return {"epoch": consumed / self.rows_per_epoch, "consumed_samples": consumed}
 
     def finish(self) -> None:
-        """Write the summary."""
-        if self.trackers is None or self.position is None:
+        """Write the line that is still open, if there is one, and the summary; all ranks must call it."""
+        self.write_window()
+        if self.trackers is None:
             return
-        summary = self.position.values() | {
+        summary = self._position() | {
             "loss": self.last.get("loss"),
             "num_tokens": self.num_tokens,
             "skipped_steps": self.skipped,
             "pairs_with_own_prompt": self.same_prompt,
             "pairs_with_equal_completion": self.same_completion,
-            "seconds": time.perf_counter() - self.started,
+            "seconds": self.seconds_before + time.perf_counter() - self.started,
         }
-        self.trackers.log("summary", self.position.step, summary)
+        self.trackers.log("summary", self.run.step, summary)
         if self.same_prompt or self.same_completion:
             log.info(
                 "mismatched pairs: %d share their prompt and %d have an equal completion under another; both are kept.",

@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,6 +50,8 @@ class Trackers:
         output: OutputConfig,
         config_for_trackers: dict[str, Any],
         more_trackers: Mapping[str, Callable[[], Tracker]] | None = None,
+        *,
+        run_id: str = "",
     ) -> None:
         """Open metrics.jsonl and start the threads.
 
@@ -57,15 +59,17 @@ class Trackers:
             output: where to write and which trackers are on.
             config_for_trackers: the run's settings by flat name, shown by W&B; no key is among them.
             more_trackers: name to a function that makes a tracker, called in the tracker's own thread.
+            run_id: the same over all starts of a run; what metrics.jsonl holds already is its own.
         """
         self._file = MetricsFile(Path(output.save_path))
         wanted = dict(more_trackers or {})
         if output.use_tensorboard != "none":
             folder = output.use_tensorboard or os.path.join(output.save_path, "tensorboard")
-            wanted["TensorBoard"] = lambda: TensorBoard(folder)
+            recorded = self._file.recorded()
+            wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded)
         if output.use_wandb:
             need_package("--use_wandb", "wandb", "'openkto[wandb]'")
-            wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers)
+            wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers, run_id)
         self._threads = [TrackerThread(name, make) for name, make in wanted.items()]
 
     def log(self, kind: str, step: int, values: Mapping[str, float | int | str | None]) -> None:
@@ -78,6 +82,10 @@ class Trackers:
         self._file.write({"kind": kind, "step": step, **kept})
         for thread in self._threads:
             thread.put(kind, step, kept)
+
+    def sync(self) -> None:
+        """Flush metrics.jsonl to the disk."""
+        self._file.sync()
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Let the trackers finish, for no longer than the time given in all."""
@@ -93,7 +101,7 @@ class MetricsFile:
     """metrics.jsonl: one JSON object a line, on disk when `write` returns. A started file is carried on."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "metrics.jsonl"
+        self._path = path = folder / "metrics.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # A line that a crash cut short must not swallow the next one.
@@ -116,6 +124,17 @@ class MetricsFile:
             if not self._has_warned:
                 logger.warning("metrics.jsonl: a line was lost (%s); training goes on.", error.strerror)
             self._has_warned = True
+
+    def recorded(self) -> list[dict[str, Any]]:
+        """Return the lines that the file holds already."""
+        return [json.loads(line) for line in self._path.read_bytes().splitlines() if line.endswith(b"}")]
+
+    def sync(self) -> None:
+        """Let the lines survive a power cut, as the checkpoint does that counts on them."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            logger.warning("metrics.jsonl: could not be flushed (%s); training goes on.", error.strerror)
 
     def close(self) -> None:
         self._file.close()
@@ -177,23 +196,46 @@ def named(kind: str, values: Values) -> dict[str, float | int]:
 
 
 class TensorBoard:
-    """Writes event files that TensorBoard shows."""
+    """Writes event files that TensorBoard shows.
 
-    def __init__(self, folder: str) -> None:
+    A resumed run takes steps anew that it had made before it was stopped. So its files are written again from what
+    metrics.jsonl holds, with the times at which the values were first logged: each step is there once.
+    """
+
+    def __init__(self, folder: str, run_id: str = "", recorded: Sequence[dict[str, Any]] = ()) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(folder)
+        suffix = f".{run_id}" if run_id else ""
+        earlier = sorted(Path(folder).glob(f"events.out.tfevents.*{suffix}")) if run_id else []
+        times = {key: time for file in earlier for key, time in _event_times(file)}
+        self._writer = SummaryWriter(folder, filename_suffix=suffix)
+        for line in recorded if earlier else ():
+            self._add(line["kind"], line["step"], {k: v for k, v in line.items() if k not in ("kind", "step")}, times)
+        self._writer.flush()
+        for file in earlier:
+            file.unlink()
 
     def log(self, kind: str, step: int, values: Values) -> None:
+        self._add(kind, step, values, {})
+        self._writer.flush()
+
+    def _add(self, kind: str, step: int, values: Values, times: dict[tuple[str, int], float]) -> None:
         if kind in ("train", "eval"):
             for name, value in named(kind, values).items():
-                self._writer.add_scalar(name, value, step)
+                self._writer.add_scalar(name, value, step, walltime=times.get((name, step)))
         else:
             self._writer.add_text(kind, "\n".join(f"    {name}: {value}" for name, value in values.items()), step)
-        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _event_times(file: Path) -> list[tuple[tuple[str, int], float]]:
+    """Return when each value of an event file was logged, as far as the file is whole."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    events = EventFileLoader(str(file)).Load()
+    return [((value.tag, event.step), event.wall_time) for event in events for value in event.summary.value]
 
 
 class WeightsAndBiases:
@@ -202,7 +244,7 @@ class WeightsAndBiases:
     The step axis is our own, `global_step`: W&B's counter refuses a step that it has seen before.
     """
 
-    def __init__(self, output: OutputConfig, config: dict[str, Any]) -> None:
+    def __init__(self, output: OutputConfig, config: dict[str, Any], run_id: str = "") -> None:
         import wandb
 
         # Never let W&B ask for a key: a thread that reads the terminal cannot be stopped.
@@ -213,6 +255,8 @@ class WeightsAndBiases:
             project=output.wandb_project,
             entity=output.wandb_org,
             group=output.wandb_group,
+            id=run_id or None,
+            resume="allow" if run_id else None,
             name=output.wandb_run_name or f"kto_{datetime.now():%m%dT%H:%M}",
             dir=os.environ.get("WANDB_DIR", output.save_path),
             config=config,

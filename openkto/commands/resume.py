@@ -1,0 +1,96 @@
+"""What a training command asks of its checkpoints before it loads a model."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openkto.commands.data import on_some_ranks
+from openkto.config import RunConfig, to_flat
+from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.distributed.checkpoint import Checkpoints
+from openkto.models.export import RECORDS_BYTES
+from openkto.models.fingerprint import model_fingerprint
+from openkto.trainer.run_state import check_same_run
+
+log = logging.getLogger(__name__)
+
+# Settings, beside those that the trainer itself knows, with which a resumed run would be another one.
+SAME_SETTINGS = (
+    *("learning_rate", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "l2", "adam_betas"),
+    *("param_dtype", "grad_accum_dtype", "max_len", "truncation"),
+)
+ADAM_BYTES = 12  # a parameter's float32 master copy and two moments
+
+
+def make_checkpoints(config: RunConfig, strategy: Any) -> Checkpoints:
+    """Return the run's checkpoints, with their folder made."""
+    settings = config.checkpoint
+    checkpoints = Checkpoints(
+        settings.ckpt_path or os.path.join(config.output.save_path, "checkpoints"),
+        strategy,
+        max_number=settings.max_ckpt_num,
+        max_gigabytes=settings.max_ckpt_mem,
+        with_engine=not settings.disable_ds_ckpt,
+    )
+    if settings.save_hf_ckpt or not settings.disable_ds_ckpt:
+        checkpoints.make_folder()
+    return checkpoints
+
+
+def identity_of_command(
+    config: RunConfig, strategy: Any, rows: UnpairedPreferenceDataset, models: tuple[str, str]
+) -> dict[str, Any]:
+    """Return what the command line says a run is; the trainer adds what it knows itself. All ranks must call it."""
+
+    def read() -> dict[str, Any]:
+        flat = to_flat(config)
+        same = {f"--{name}": list(v) if isinstance(v := flat[name], tuple) else v for name in SAME_SETTINGS}
+        prints = {name: model_fingerprint(name) for name in dict.fromkeys(models)}
+        files = {"the files of the policy": prints[models[0]], "the files of the reference": prints[models[1]]}
+        return same | files | {"the training rows (fingerprint)": rows.fingerprint()}
+
+    is_first = strategy.rank == 0
+    return strategy.gather_objects(on_some_ranks(strategy, read, is_mine=is_first))[0]
+
+
+def is_done(config: RunConfig, checkpoints: Checkpoints, identity: dict[str, Any]) -> bool:
+    """Find the checkpoint to resume from, and whether nothing is left to do; all ranks must call it.
+
+    Raises:
+        CheckpointError: the checkpoint is not complete, or is another run's.
+    """
+    found = checkpoints.choose(config.checkpoint.load_checkpoint)
+    if found is None:
+        return False
+    saved = {name: found.state["identity"].get(name) for name in identity}
+    check_same_run(str(found.folder), saved, identity)
+    folder = Path(config.output.save_path)
+    has_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
+    if not (checkpoints.is_finished(found) and all(checkpoints.strategy.gather_objects(has_model)[:1])):
+        return False
+    step, total = found.state["run"]["step"], found.state["total_steps"]
+    log.info("nothing is left to do: %d of %d steps are done, and the model is in %s", step, total, folder)
+    return True
+
+
+def checkpoint_bytes(config: RunConfig, trainer: Any, zero_stage: int) -> int:
+    """Return about how much a checkpoint takes, with the saved model where that goes to the same disk."""
+    trained = sum(
+        p.ds_numel if hasattr(p, "ds_numel") else p.numel()
+        for p in trainer.model.module.parameters()
+        if p.requires_grad
+    )
+    model = trainer.num_parameters * trainer.export_dtype.itemsize
+    a_parameter = torch.tensor([], dtype=trainer.model.module.model.dtype).element_size()
+    total = RECORDS_BYTES
+    if not config.checkpoint.disable_ds_ckpt:
+        total += trained * (ADAM_BYTES + (a_parameter if zero_stage in (1, 2) else 0))
+    if config.checkpoint.save_hf_ckpt:
+        total += model
+    root = config.checkpoint.ckpt_path or config.output.save_path
+    if Path(root).exists() and os.stat(root).st_dev == os.stat(config.output.save_path).st_dev:
+        total += model
+    return total

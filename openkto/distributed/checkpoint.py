@@ -1,0 +1,314 @@
+"""Checkpoints: saved by all ranks together, complete or not there, and chosen by all ranks together.
+
+DeepSpeed writes its own files (`engine.save_checkpoint`), sharded as training is. Beside them lie what the trainer
+needs to go on exactly. A failure to write is no reason to end a run: the checkpoint before is still there.
+"""
+
+import json
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import safetensors.numpy
+
+from openkto.distributed import checkpoint_folder as layout
+from openkto.distributed.engine_files import RecordingCheckpointEngine
+from openkto.distributed.portable import NAMES, load_parameters, optimizer_names, read_parameters
+from openkto.errors import CheckpointError, ConfigError, OpenKTOError
+
+log = logging.getLogger(__name__)
+
+FAILURES_IN_A_ROW = 3
+
+Arrays = dict[str, np.ndarray]
+
+
+class Ranks(Protocol):
+    """What checkpoints ask of a strategy."""
+
+    rank: int
+    world_size: int
+
+    def gather_objects(self, value: Any) -> list[Any]: ...
+
+
+class Found(NamedTuple):
+    """A complete checkpoint to go on from."""
+
+    folder: Path
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """A run's checkpoints under one folder, which all ranks must see.
+
+    Args:
+        root: the folder.
+        strategy: of the run.
+        max_number, max_gigabytes: older checkpoints go when there are more; see `checkpoint_folder.rotate`.
+        with_engine: whether to write DeepSpeed's files; without them nothing can be resumed.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        strategy: Ranks,
+        *,
+        max_number: int = 3,
+        max_gigabytes: float = 1e8,
+        with_engine: bool = True,
+    ) -> None:
+        self.root, self.strategy = Path(root), strategy
+        self.max_number, self.max_gigabytes = max_number, max_gigabytes
+        self.with_engine = with_engine
+        self.failures = 0
+        self.saved_step: int | None = None
+        self._chosen: tuple[bool | str | None, Found | None] | None = None
+
+    # ---- before the first step --------------------------------------------------------------------------------------
+
+    def make_folder(self) -> None:
+        """Make the folder and see that all ranks share it; all ranks must call it.
+
+        Raises:
+            ConfigError: they do not, or it cannot be written.
+        """
+        token = self.strategy.gather_objects(uuid.uuid4().hex)[0]
+        probe = self.root / f".probe-{token}"
+        made = self._first(self._try(lambda: self._make(probe)) if self.strategy.rank == 0 else None)
+        seen = self._first(None if probe.exists() else f"rank {self.strategy.rank} does not see it")
+        if self.strategy.rank == 0:
+            probe.unlink(missing_ok=True)
+        if made is not None:
+            raise ConfigError(
+                f"--ckpt_path: must be a folder that can be written; got {self.root} ({made}). Name another."
+            )
+        if seen is not None:
+            raise ConfigError(
+                f"--ckpt_path: must be a folder that all ranks share; got {self.root}, and {seen}. Name one on a "
+                "shared disk, or pass --disable_ds_ckpt."
+            )
+
+    def _make(self, probe: Path) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+
+    def check_space(self, bytes_needed: int) -> None:
+        """Compare the free space with what will be written there, hours later; all ranks must call it.
+
+        Raises:
+            ConfigError: it would not fit now.
+        """
+        free = self.strategy.gather_objects(shutil.disk_usage(self.root).free)[0]
+        if free < bytes_needed:
+            raise ConfigError(
+                f"--ckpt_path: a checkpoint, and what else is written there, needs {bytes_needed / 2**20:.0f} MiB; got "
+                f"{self.root} with {free / 2**20:.0f} MiB free. Free some space, name another folder, or pass "
+                "--disable_ds_ckpt."
+            )
+
+    def start_afresh(self) -> None:
+        """Let a new run begin: an earlier run's checkpoints are moved aside, what a killed one left half is deleted."""
+        if self.strategy.rank == 0:
+            place = layout.set_aside(self.root)
+            if place is not None:
+                log.info("%s: an earlier run's checkpoints are kept in %s", self.root, place)
+        self.strategy.gather_objects(None)
+
+    # ---- choosing ---------------------------------------------------------------------------------------------------
+
+    def choose(self, wanted: bool | str | None) -> Found | None:
+        """Return the checkpoint to go on from, the same on every rank; all ranks must call it.
+
+        Args:
+            wanted: True for the newest that is complete, a path for that one and no other, None or False for none.
+
+        Raises:
+            CheckpointError: the one that is wanted is not complete, or there are some and none is.
+        """
+        if not wanted:
+            return None
+        if self._chosen is not None and self._chosen[0] == wanted:
+            return self._chosen[1]
+        listed = self._candidates(wanted) if self.strategy.rank == 0 else []
+        candidates: list[Path] = self.strategy.gather_objects(listed)[0]
+        found, problems = None, []
+        for folder in candidates:
+            problem = self._first(self._try(lambda: self._check_share(folder)))  # noqa: B023 (called at once)
+            if problem is None:
+                found = self._read(folder)
+                break
+            problems.append(f"{folder}: is not complete: {problem}.")
+            if self.strategy.rank == 0:
+                log.warning("warning: %s", problems[-1])
+        if found is None and isinstance(wanted, str):
+            got = problems[0] if problems else f"{wanted}: no checkpoint is there."
+            raise CheckpointError(f"--load_checkpoint: must be a complete checkpoint; got {got} Name another.")
+        if found is None and problems:
+            raise CheckpointError(
+                f"--load_checkpoint: no checkpoint in {self.root} is complete; the newest, {problems[0]} "
+                "Leave --load_checkpoint out to start anew; these are then kept aside."
+            )
+        self._chosen = (wanted, found)
+        return found
+
+    def _candidates(self, wanted: bool | str) -> list[Path]:
+        if isinstance(wanted, str) and layout.NAME.fullmatch(Path(wanted).resolve().name):
+            return [Path(wanted)] if Path(wanted).is_dir() else []
+        root = Path(wanted) if isinstance(wanted, str) else self.root
+        return [root / name for name in layout.checkpoints_in(root)]
+
+    def _check_share(self, folder: Path) -> None:
+        """Compare this rank's share of the files with the manifest."""
+        manifest = layout.read_manifest(folder)
+        mine = sorted(manifest.files)[self.strategy.rank :: self.strategy.world_size]
+        problem = layout.problem_with(folder, {name: manifest.files[name] for name in mine})
+        if problem is not None:
+            raise CheckpointError(problem)
+
+    def _read(self, folder: Path) -> Found:
+        state = None
+        if self.strategy.rank == 0:
+            state = json.loads((folder / layout.STATE).read_text(encoding="utf-8"))
+        return Found(folder, self.strategy.gather_objects(state)[0])
+
+    def load(self, engine: Any, found: Found) -> Arrays:
+        """Put a checkpoint into an engine of any ZeRO stage on any number of ranks; return its arrays.
+
+        Raises:
+            CheckpointError: it holds other parameters than those that are trained.
+        """
+        load_parameters(engine, read_parameters(found.folder), found.state["updates"])
+        return safetensors.numpy.load_file(found.folder / layout.ARRAYS)
+
+    # ---- the end of a run -------------------------------------------------------------------------------------------
+
+    def mark_finished(self, step: int) -> None:
+        """Say that the run whose last checkpoint is that step's is done and its model exported."""
+        if self.strategy.rank == 0 and self.saved_step == step:
+            layout.point_to(self.root, "finished", layout.name_of(step))
+
+    def is_finished(self, found: Found) -> bool:
+        """Whether the run of a checkpoint was done with it, as rank 0 sees it."""
+        finished = self.strategy.gather_objects(layout.pointed_to(found.folder.parent, "finished"))[0]
+        return bool(finished == found.folder.name)
+
+    # ---- saving -----------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        engine: Any,
+        step: int,
+        state: dict[str, Any],
+        arrays: Arrays,
+        *,
+        write_copy: Callable[[str], None] | None = None,
+        is_best: bool = False,
+    ) -> bool:
+        """Write a step's checkpoint; return whether it is complete. All ranks must call it.
+
+        Args:
+            state: what JSON holds; `updates` must be in it.
+            arrays: what is larger.
+            write_copy: writes the model as a Hugging Face folder; every rank calls it.
+            is_best: whether `best` is to name it from now on, so that it is kept.
+
+        Raises:
+            CheckpointError: it failed for the third time in a row.
+        """
+        started, name, scratch = time.perf_counter(), layout.name_of(step), self.root / layout.SCRATCH
+        is_first = self.strategy.rank == 0
+        failure = self._first(self._try(lambda: self._clear(scratch / name)) if is_first else None)
+        if failure is None and self.with_engine:
+            failure = self._write(engine, scratch / name, state, arrays)
+        if failure is None and write_copy is not None:
+            copy = scratch / f"{name}{layout.HF_SUFFIX}"
+            failure = self._first(self._try(lambda: write_copy(str(copy))))
+        if failure is None:
+            failure = self._first(self._try(lambda: self._commit(name, is_best)) if is_first else None)
+        if failure is not None:
+            self._give_up(name, failure)
+            return False
+        self.failures, self.saved_step = 0, step
+        log.info("checkpoint %s: saved in %.1f s", name, time.perf_counter() - started)
+        return True
+
+    def _clear(self, folder: Path) -> None:
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    def _write(self, engine: Any, folder: Path, state: dict[str, Any], arrays: Arrays) -> str | None:
+        recorder = RecordingCheckpointEngine()
+        engine.checkpoint_engine = recorder
+        # DeepSpeed would copy two scripts of its own here, and raise on one rank alone when the disk is full.
+        engine._copy_recovery_script = lambda save_path: None
+        engine.save_checkpoint(
+            str(folder.parent),
+            tag=folder.name,
+            client_state={NAMES: optimizer_names(engine)},
+            save_latest=False,
+            exclude_frozen_parameters=True,
+        )
+        if self.strategy.rank == 0:
+            text = json.dumps(state, indent=1).encode()
+            recorder.write(folder / layout.STATE, lambda file: file.write(text))
+            recorder.write(folder / layout.ARRAYS, lambda file: file.write(safetensors.numpy.save(arrays)))
+        gathered = self.strategy.gather_objects((recorder.failure, recorder.files))
+        failure = next((found for found, _ in gathered if found is not None), None)
+        if failure is not None or self.strategy.rank != 0:
+            return self._first(failure)
+        files = {name: record for _, written in gathered for name, record in written.items()}
+        return self._first(self._try(lambda: layout.write_manifest(folder, files, layout.next_time(self.root))))
+
+    def _commit(self, name: str, is_best: bool) -> None:
+        scratch = self.root / layout.SCRATCH
+        copy = scratch / f"{name}{layout.HF_SUFFIX}"
+        if copy.exists():
+            layout.put_in_place(copy, self.root / copy.name)
+        if self.with_engine:
+            layout.put_in_place(scratch / name, self.root / name)
+            layout.point_to(self.root, "latest", name)
+        if is_best:
+            layout.point_to(self.root, "best", name)
+        shutil.rmtree(scratch, ignore_errors=True)
+        deleted = layout.rotate(self.root, name, max_number=self.max_number, max_gigabytes=self.max_gigabytes)
+        if deleted:
+            log.info("checkpoints: deleted %s", ", ".join(deleted))
+
+    def _give_up(self, name: str, failure: str) -> None:
+        """Delete what was written, and say so; the checkpoint before is untouched."""
+        if self.strategy.rank == 0:
+            shutil.rmtree(self.root / layout.SCRATCH, ignore_errors=True)
+        self.failures += 1
+        if self.failures == FAILURES_IN_A_ROW:
+            raise CheckpointError(
+                f"{self.root}: must take a checkpoint; got {failure}, for the {FAILURES_IN_A_ROW}rd time in a row. "
+                "Free some space or name another --ckpt_path, and start the same command again."
+            )
+        if self.strategy.rank == 0:
+            log.warning(
+                "warning: checkpoint %s: was not saved (%s); training goes on, and the one before is kept.",
+                name,
+                failure,
+            )
+
+    # ---- agreement --------------------------------------------------------------------------------------------------
+
+    def _try(self, do: Callable[[], None]) -> str | None:
+        """Return why something failed on this rank, or None."""
+        try:
+            do()
+        except OSError as error:
+            return f"{error.strerror or error}"
+        except OpenKTOError as error:
+            return str(error)
+        return None
+
+    def _first(self, problem: str | None) -> str | None:
+        """Return the first rank's problem to every rank, or None where there is none."""
+        return next((found for found in self.strategy.gather_objects(problem) if found is not None), None)

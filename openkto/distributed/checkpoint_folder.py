@@ -1,0 +1,227 @@
+"""The folder of a run's checkpoints: which are complete, which is newest, which have to go.
+
+    global_step12/          DeepSpeed's files, state.json, arrays.safetensors and, as the last one, manifest.json
+    global_step12_hf/       the same weights as a Hugging Face folder, with --save_hf_ckpt
+    latest, best, finished  each a line with a checkpoint's name
+    .saving/                a checkpoint that is being written; of a killed run it is debris
+
+A checkpoint is complete when it bears its own name and its manifest agrees with its files. `latest` is for other
+programs: it is never asked.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from openkto.distributed.engine_files import FileRecord, unexpected_globals
+from openkto.errors import CheckpointError
+
+MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays.safetensors"
+SCRATCH = ".saving"
+HF_SUFFIX = "_hf"
+NAME = re.compile(r"global_step(\d+)")
+GIGABYTE = 10**9
+
+
+class Manifest(NamedTuple):
+    """What a complete checkpoint holds, and when it was written; later ones have later times, whatever the clocks."""
+
+    saved_at: float  # seconds since 1970
+    files: dict[str, FileRecord]
+
+
+def name_of(step: int) -> str:
+    """Return the name of a step's checkpoint, which is DeepSpeed's tag."""
+    return f"global_step{step}"
+
+
+def step_of(name: str) -> int:
+    """Return the step of a checkpoint's name."""
+    found = NAME.fullmatch(name)
+    assert found, f"no checkpoint's name: {name}"
+    return int(found[1])
+
+
+# ---- the manifest ---------------------------------------------------------------------------------------------------
+
+
+def write_manifest(folder: Path, files: dict[str, FileRecord], saved_at: float) -> None:
+    """Write the last file of a checkpoint."""
+    content = {"saved_at": saved_at, "files": {name: list(record) for name, record in sorted(files.items())}}
+    text = json.dumps(content | {"sha256": _digest(content)}, indent=1)
+    write_synced(folder / MANIFEST, text)
+    sync_folder(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return what a checkpoint should hold.
+
+    Raises:
+        CheckpointError: there is none, or it was damaged.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        expected = content.pop("sha256")
+        if _digest(content) != expected:
+            raise ValueError
+        files = {name: FileRecord(*record) for name, record in content["files"].items()}
+        return Manifest(content["saved_at"], files)
+    except FileNotFoundError:
+        raise CheckpointError(f"{MANIFEST} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{MANIFEST} is damaged") from None
+
+
+def problem_with(folder: Path, files: dict[str, FileRecord]) -> str | None:
+    """Return what is wrong with the first of these files that is not as recorded, or None."""
+    for name, record in files.items():
+        path = folder / name
+        try:
+            if path.stat().st_size != record.size:
+                return f"{name} has {path.stat().st_size} bytes of {record.size}"
+            if hash_file(path) != record.sha256:
+                return f"{name} is not what was written"
+            if name.endswith(".pt") and (names := unexpected_globals(path)):
+                return f"{name} holds {names[0]}, which could run code"
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        except RuntimeError as error:  # of torch, for a file that is no archive
+            return f"{name}: {error}"
+    return None
+
+
+def hash_file(path: Path) -> str:
+    """Return a file's sha256."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# ---- the folder -----------------------------------------------------------------------------------------------------
+
+
+def checkpoints_in(root: Path) -> list[str]:
+    """Return the names of all checkpoints, complete or not, the newest first."""
+
+    def age(name: str) -> tuple[float, int]:
+        try:
+            return read_manifest(root / name).saved_at, step_of(name)
+        except CheckpointError:
+            return (root / name).stat().st_mtime, step_of(name)
+
+    if not root.is_dir():
+        return []
+    names = [entry.name for entry in root.iterdir() if NAME.fullmatch(entry.name) and entry.is_dir()]
+    return sorted(names, key=age, reverse=True)
+
+
+def next_time(root: Path) -> float:
+    """Return now, or what is just later than every checkpoint that is there."""
+    known = [now := time.time()]
+    for name in checkpoints_in(root):
+        with contextlib.suppress(CheckpointError):
+            known.append(read_manifest(root / name).saved_at + 1)
+    return max(known) if max(known) > now else now
+
+
+def put_in_place(written: Path, final: Path) -> None:
+    """Rename a complete folder to its own name; what had the name goes only then."""
+    replaced = written.with_name(f"{written.name}.replaced")
+    if final.exists():
+        final.rename(replaced)
+    written.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def point_to(root: Path, pointer: str, name: str) -> None:
+    """Let `latest`, `best` or `finished` name a checkpoint."""
+    part = root / f"{pointer}.part"
+    write_synced(part, name)
+    os.replace(part, root / pointer)
+    sync_folder(root)
+
+
+def pointed_to(root: Path, pointer: str) -> str | None:
+    """Return the checkpoint that a pointer names."""
+    file = root / pointer
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
+
+
+def rotate(root: Path, newest: str, *, max_number: int, max_gigabytes: float) -> list[str]:
+    """Delete the oldest until the rest is within both limits, never the newest nor the best; return the deleted."""
+    names = [name for name in _with_copies(root) if name not in (newest, pointed_to(root, "best"))]
+    kept = len(_with_copies(root))
+    size = folder_bytes(root)
+    deleted = []
+    for name in reversed(names):
+        if kept <= max_number and size <= max_gigabytes * GIGABYTE:
+            break
+        for folder in (root / name, root / f"{name}{HF_SUFFIX}"):
+            size -= folder_bytes(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+        kept -= 1
+        deleted.append(name)
+    return deleted
+
+
+def _with_copies(root: Path) -> list[str]:
+    """Return all names of checkpoints and of copies without one, the newest first."""
+    names = checkpoints_in(root)
+    copies = [entry.name.removesuffix(HF_SUFFIX) for entry in root.glob(f"global_step*{HF_SUFFIX}")]
+    alone = [name for name in copies if NAME.fullmatch(name) and name not in names]
+    return names + sorted(alone, key=step_of, reverse=True)
+
+
+def set_aside(root: Path) -> str | None:
+    """Move an earlier run's checkpoints into a numbered folder; return its name, or None where there are none."""
+    names = _with_copies(root)
+    if not names:
+        return None
+    place = next(place for n in range(1, 10**6) if not (place := root / f"earlier-{n}").exists())
+    place.mkdir()
+    for name in [*names, *(f"{name}{HF_SUFFIX}" for name in names), "latest", "best", "finished"]:
+        if (root / name).exists():
+            (root / name).rename(place / name)
+    return place.name
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder; 0 where there is none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+# ---- the disk -------------------------------------------------------------------------------------------------------
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a text past all caches."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,215 @@
+"""Whole parameters out of a DeepSpeed checkpoint of any ZeRO stage and number of ranks, into an engine of any other.
+
+DeepSpeed's universal format covers a change of ranks but not of stage, and at stage 3 it restores a wrong Adam step and
+a wrong weight decay without an error (0.19.8). The files hold all that is needed, so they are read where they lie, a
+parameter at a time: nothing is converted and nothing is written.
+
+Layout of the files (0.19.8): stage 0 keeps whole tensors. Stages 1 and 2 keep one flat tensor per parameter group and
+rank, and where each parameter lies in it; a parameter may go over into the next rank's. Stage 3 keeps one flat tensor
+per sub-group and rank with an equal slice of each parameter, the last one padded.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from openkto.distributed.engine_files import read_file
+from openkto.errors import CheckpointError
+
+MASTER = "param"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's
+KEYS = (MASTER, *MOMENTS)
+# Where a stage-0 checkpoint of ours says which parameters its optimizer counts, in order.
+NAMES = "openkto_optimizer_names"
+
+# Flat float32 tensors by key: a master copy and its moments.
+Flat = dict[str, Tensor]
+
+
+class Pieces(NamedTuple):
+    """A parameter as the files hold it: its master copy and moments, each in flat pieces, one after the other."""
+
+    numel: int
+    by_key: dict[str, list[Tensor]]
+
+    def slice(self, key: str, start: int, length: int) -> Tensor:
+        """Return `length` elements from `start` on, or those that there are; nothing else is read from the disk."""
+        stop, end, parts = min(start + length, self.numel), 0, []
+        for piece in self.by_key[key]:
+            begin, end = end, end + piece.numel()
+            if max(begin, start) < min(end, stop):
+                parts.append(piece[max(begin, start) - begin : min(end, stop) - begin])
+        return torch.cat(parts) if parts else torch.empty(0)
+
+
+def optimizer_names(engine: Any) -> list[str]:
+    """Return the trained parameters' names in the order in which a stage-0 optimizer counts them."""
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    groups = engine.optimizer.param_groups if engine.zero_optimization_stage() == 0 else []
+    return [names[id(parameter)] for group in groups for parameter in group["params"] if id(parameter) in names]
+
+
+# ---- out of the files ----------------------------------------------------------------------------------------------
+
+
+def read_parameters(folder: Path) -> dict[str, Pieces]:
+    """Return the trained parameters by name; their tensors stay on the disk until they are touched.
+
+    Raises:
+        CheckpointError: the folder holds no DeepSpeed checkpoint with an optimizer.
+    """
+    models = _by_rank(folder, "*_model_states.pt")
+    states = [found["optimizer_state_dict"] for found in _by_rank(folder, "*_optim_states.pt")]
+    if models and models[0].get("optimizer") and NAMES in models[0]:
+        return _stage_0(models[0])
+    if not models or not states:
+        raise CheckpointError(
+            f"{folder}: must hold a DeepSpeed checkpoint with its optimizer; got a folder without. Name another."
+        )
+    shapes = models[0]["param_shapes"]
+    return _stage_3(states, shapes) if "fp32_flat_groups" in states[0] else _stages_1_and_2(states)
+
+
+def _by_rank(folder: Path, pattern: str) -> list[Any]:
+    def rank_of(path: Path) -> int:
+        found = re.search(r"pp_rank_(\d+)_", path.name)
+        return int(found[1]) if found else 0
+
+    return [read_file(path) for path in sorted(folder.glob(pattern), key=rank_of)]
+
+
+def _stage_0(model: dict[str, Any]) -> dict[str, Pieces]:
+    found = {}
+    for i, name in enumerate(model[NAMES]):
+        flat = _with_moments(model["module"][name].view(-1), model["optimizer"]["state"], i)
+        found[name] = Pieces(flat[MASTER].numel(), {key: [value] for key, value in flat.items()})
+    return found
+
+
+def _stages_1_and_2(states: list[Any]) -> dict[str, Pieces]:
+    pieces: dict[str, dict[str, list[Tensor]]] = {}
+    for state in states:
+        for i, master in enumerate(state["single_partition_of_fp32_groups"]):
+            flat = _with_moments(master, state["base_optimizer_state"]["state"], i)
+            for name, place in state["param_slice_mappings"][i].items():
+                own = pieces.setdefault(name, {key: [] for key in KEYS})
+                for key, value in flat.items():
+                    own[key].append(value.narrow(0, place.start, place.numel))
+    return {name: Pieces(sum(len(piece) for piece in own[MASTER]), own) for name, own in pieces.items()}
+
+
+def _stage_3(states: list[Any], shapes: list[dict[str, torch.Size]]) -> dict[str, Pieces]:
+    found = {}
+    for i, names in enumerate(shapes):
+        flats = [
+            _with_moments(state["fp32_flat_groups"][i], state["optimizer_state_dict"]["state"], i) for state in states
+        ]
+        start = 0
+        for name, shape in names.items():
+            length = math.ceil(shape.numel() / len(states))
+            by_key = {key: [flat[key].narrow(0, start, length) for flat in flats] for key in KEYS}
+            found[name] = Pieces(shape.numel(), by_key)
+            start += length
+    return found
+
+
+def _with_moments(master: Tensor, states: dict[int, Any], i: int) -> Flat:
+    """Return a flat master with its moments, which do not exist before the first update."""
+    moments = states.get(i) or dict.fromkeys(MOMENTS, torch.zeros_like(master))
+    return {MASTER: master, **{key: moments[key].view(-1) for key in MOMENTS}}
+
+
+# ---- into an engine -------------------------------------------------------------------------------------------------
+
+
+class Slice(NamedTuple):
+    """What a rank keeps of a parameter: flat tensors by key, and where they begin in the whole one."""
+
+    name: str
+    kept: Flat
+    start: int
+
+
+def load_parameters(engine: Any, saved: dict[str, Pieces], updates: int) -> None:
+    """Give an engine the masters and moments of a checkpoint, each rank its own slices; all ranks must call it.
+
+    Args:
+        updates: how many the optimizer has made; Adam corrects its moments by it.
+
+    Raises:
+        CheckpointError: the checkpoint holds other parameters than those that are trained.
+    """
+    trained = {name: p for name, p in engine.module.named_parameters() if p.requires_grad}
+    others = sorted(trained.keys() ^ saved.keys())
+    if others:
+        raise CheckpointError(
+            f"the checkpoint: must hold the parameters that are trained; got others, such as {others[0]}. Start with "
+            "the same model and settings."
+        )
+    stage = engine.zero_optimization_stage()
+    slices = {0: _slices_0, 1: _slices_1_and_2, 2: _slices_1_and_2, 3: _slices_3}[stage]
+    for name, kept, start in slices(engine, trained, updates):
+        for key, flat in kept.items():
+            value = saved[name].slice(key, start, flat.numel())
+            flat[: value.numel()].copy_(value)  # stage 3 pads the last rank's slice
+    optimizer = engine.optimizer
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    elif stage == 3:
+        optimizer.checkpoint_event_prologue()
+        optimizer._rigid_load_state_dict(optimizer.state_dict())  # takes the model's own parameters from the masters
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
+        optimizer.checkpoint_event_epilogue()
+
+
+def _slices_0(engine: Any, trained: dict[str, nn.Parameter], updates: int) -> Iterator[Slice]:
+    for group in engine.optimizer.param_groups:
+        for parameter in group["params"]:
+            engine.optimizer.state[parameter] = _fresh_state(parameter, group, updates)
+    for name, parameter in trained.items():
+        moments = engine.optimizer.state[parameter]
+        kept = {MASTER: parameter.data, **{key: moments[key] for key in MOMENTS}}
+        yield Slice(name, {key: value.view(-1) for key, value in kept.items()}, 0)
+
+
+def _slices_1_and_2(engine: Any, trained: dict[str, Any], updates: int) -> Iterator[Slice]:
+    inner = engine.optimizer.optimizer
+    masters = [group["params"][0] for group in inner.param_groups]
+    for master, group in zip(masters, inner.param_groups, strict=True):
+        inner.state[master] = _fresh_state(master, group, updates)
+    for name, parameter in trained.items():
+        place = parameter._hp_mapping
+        if place is None:  # it lies on other ranks
+            continue
+        master = masters[place.param_group_index]
+        flat = {MASTER: master.data, **{key: inner.state[master][key] for key in MOMENTS}}
+        where = place.hp_fragment_address
+        kept = {key: value.narrow(0, where.start, where.numel) for key, value in flat.items()}
+        yield Slice(name, kept, place.lp_fragment_address.start)
+
+
+def _slices_3(engine: Any, trained: dict[str, nn.Parameter], updates: int) -> Iterator[Slice]:
+    optimizer = engine.optimizer
+    inner = optimizer.optimizer
+    for i, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+        group = inner.param_groups[optimizer.sub_group_to_group_id[i]]
+        inner.state[master] = _fresh_state(master, group, updates)
+    for name, parameter in trained.items():
+        i, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        master = optimizer.fp32_partitioned_groups_flat[i]
+        flat = {MASTER: master.data, **{key: inner.state[master][key] for key in MOMENTS}}
+        kept = {key: value.narrow(0, offset, length) for key, value in flat.items()}
+        yield Slice(name, kept, length * torch.distributed.get_rank())
+
+
+def _fresh_state(parameter: Tensor, group: dict[str, Any], updates: int) -> dict[str, Tensor]:
+    """Return AdamW's state of one of its tensors, as torch makes it, after a number of updates; moments still 0."""
+    device = parameter.device if group.get("fused") or group.get("capturable") else None
+    step = torch.tensor(float(updates), dtype=torch.float32, device=device)
+    return {"step": step, **{key: torch.zeros_like(parameter.data) for key in MOMENTS}}

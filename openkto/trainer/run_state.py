@@ -1,0 +1,53 @@
+"""Where a run stands, and what must be the same for it to be gone on with."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from openkto.errors import CheckpointError
+
+
+@dataclass
+class RunState:
+    """What the loop counts. With the engine, the random generators and the open log line it is the whole run."""
+
+    step: int = 0  # steps done
+    updates: int = 0  # of them, those that the optimizer applied
+    consumed_samples: int = 0
+    is_evaluated: bool = True  # whether the evaluation that is due after `step` has been made
+    best: float | None = None  # the best value so far of the metric to keep
+    best_step: int = -1
+    run_id: str = ""  # the same over all starts of a run
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RunState":
+        """Return the state that was saved."""
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
+
+
+def check_same_run(place: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Compare what a run is made of with what it was made of when its checkpoint was saved.
+
+    Raises:
+        CheckpointError: naming all that differs.
+    """
+    differences = [
+        f"{name} was {_short(saved.get(name))} and is {_short(now.get(name))}"
+        for name in [*saved, *(name for name in now if name not in saved)]
+        if saved.get(name) != now.get(name)
+    ]
+    if differences:
+        raise CheckpointError(
+            f"{place}: a run is gone on with as it was begun; got other settings: {'; '.join(differences)}. Give the "
+            "same, or leave --load_checkpoint out to start anew (from these weights: openkto convert_checkpoint makes "
+            "a model of them for --pretrain)."
+        )
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,249 @@
+"""Saves a run as checkpoints and takes it up from one: what the loop needs beside the engine, in and out."""
+
+import hashlib
+import json
+import logging
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from openkto.config import HIGHER_IS_BETTER
+from openkto.data.loader import KTODataLoader
+from openkto.distributed.checkpoint import Checkpoints
+from openkto.distributed.gather import gather_weights
+from openkto.distributed.launch import is_first_rank
+from openkto.distributed.watchdog import Watchdog
+from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError, TrainingError
+from openkto.models.export import export_model
+from openkto.stops import StopRequest
+from openkto.trainer.environment import environment
+from openkto.trainer.fit_args import FitArgs
+from openkto.trainer.reporter import Reporter, Resumed
+from openkto.trainer.rng import rng_state, set_rng_state
+from openkto.trainer.run_state import RunState, check_same_run
+
+log = logging.getLogger(__name__)
+
+
+class RunSaver:
+    """A run's way into checkpoints and out of them.
+
+    Args:
+        checkpoints: where they lie.
+        engine, strategy, loader: the trainer's.
+        args: see `FitArgs`.
+        identity: what must be the same for a run to be gone on with, by the name that an error gives it.
+        total_steps: of the schedule.
+        write_copy: writes a Hugging Face folder; None for no copies.
+        stop, watchdog: the trainer's.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        engine: Any,
+        strategy: Any,
+        loader: KTODataLoader,
+        args: FitArgs,
+        *,
+        identity: dict[str, Any],
+        total_steps: int,
+        write_copy: Callable[[str], None] | None,
+        stop: StopRequest,
+        watchdog: Watchdog,
+    ) -> None:
+        self.stop, self.watchdog = stop, watchdog
+        self.checkpoints, self.engine, self.strategy, self.loader = checkpoints, engine, strategy, loader
+        self.args, self.total_steps, self.write_copy = args, total_steps, write_copy
+        self.identity = json.loads(json.dumps(identity))  # as it comes back from a checkpoint
+        self.writes = checkpoints.with_engine or write_copy is not None
+        self.last_save = time.monotonic()
+
+    def begin(self, consumed_samples: int) -> tuple[RunState, Resumed | None]:
+        """Return where the run stands, with the engine, the loader and the generators there too.
+
+        Raises:
+            CheckpointError: the checkpoint that is wanted is not complete, or is another run's.
+        """
+        found = self.checkpoints.choose(self.args.load_checkpoint)
+        if found is None:
+            if self.writes:
+                self.checkpoints.start_afresh()
+            step = self.loader.start_at(consumed_samples)
+            run_id = self.strategy.gather_objects(uuid.uuid4().hex[:8])[0]
+            return RunState(step, step, consumed_samples, not self.args.eval_at_start, run_id=run_id), None
+        if consumed_samples:
+            raise ConfigError(
+                f"consumed_samples: is known to a checkpoint; got {consumed_samples} beside load_checkpoint. Leave one "
+                "of them out."
+            )
+        check_same_run(str(found.folder), found.state["identity"], self.identity)
+        arrays = self.checkpoints.load(self.engine, found)
+        self.strategy.restore_loss_scale(self.engine, found.state["loss_scale"])
+        run = RunState.from_json(found.state["run"])
+        self.checkpoints.saved_step = run.step
+        self.loader.start_at(run.consumed_samples)
+        own = {name: array for key, array in arrays.items() if (name := _under(f"rng/{self.strategy.rank}/", key))}
+        if own:  # a rank more than before has no state of its own
+            set_rng_state(own, self.strategy.device)
+        window = {name: array for key, array in arrays.items() if (name := _under("window/", key))}
+        log.info("resumed from %s: %d of %d steps are done", found.folder, run.step, self.total_steps)
+        return run, Resumed(found.state["reporter"], window)
+
+    # ---- after a step -----------------------------------------------------------------------------------------------
+
+    def after_step(self, run: RunState, reporter: Reporter, *, must_save: bool) -> None:
+        """Save when that is due, and end the run when any rank was asked to.
+
+        Raises:
+            StopError: to be followed by `save_before_stop`.
+            CheckpointError: saving failed for the third time in a row.
+        """
+        is_asked, is_overdue = self._agree(self.stop.is_due(), self._is_overdue())
+        if must_save or is_overdue or self._is_due(run.step):
+            self.save(run, reporter)
+        if is_asked:
+            self._raise_stop(run)
+
+    def stop_if_asked(self, run: RunState) -> None:
+        """End the run when any rank was asked to; called between the forwards of an evaluation."""
+        if self._agree(self.stop.is_due(), False)[0]:
+            self._raise_stop(run)
+
+    def _is_due(self, step: int) -> bool:
+        every = self.args.save_steps if self.args.save_steps > 0 else len(self.loader)
+        is_periodic = self.args.save_steps != 0
+        is_end = step == self.total_steps and (is_periodic or self.args.save_every_minutes is not None)
+        return is_end or (is_periodic and step % every == 0)
+
+    def _is_overdue(self) -> bool:
+        minutes = self.args.save_every_minutes
+        return minutes is not None and time.monotonic() - self.last_save >= 60 * minutes
+
+    def is_best(self, run: RunState, results: dict[str, dict[str, float]]) -> bool:
+        """Whether an evaluation's value of the metric to keep is the best so far; `best` is then to name the step."""
+        metric = self.args.keep_best
+        if metric is None or not results:
+            return False
+        value = next(iter(results.values())).get(metric)
+        if value is None:
+            return False
+        is_better = run.best is None or (value > run.best if HIGHER_IS_BETTER[metric] else value < run.best)
+        if is_better:
+            run.best, run.best_step = value, run.step
+        return is_better
+
+    def _agree(self, is_asked: bool, is_overdue: bool) -> tuple[bool, bool]:
+        """Let all ranks do what any of them is to do."""
+        any_asked, any_overdue = self.strategy.all_reduce([float(is_asked), float(is_overdue)], op="max")
+        return bool(any_asked), bool(any_overdue)
+
+    def _raise_stop(self, run: RunState) -> None:
+        """Raise what ends the run on every rank, naming the request of the first rank that has one."""
+        asked = enumerate(self.strategy.gather_objects(self.stop.reason))
+        rank, reason = next((rank, reason) for rank, reason in asked if reason is not None)
+        again = "Start the same command again" + ("." if self.args.load_checkpoint else " with --load_checkpoint.")
+        raise StopError(f"{reason} on rank {rank}: stopped after step {run.step} of {self.total_steps}. {again}")
+
+    def save_before_stop(self, run: RunState, reporter: Reporter, stop: StopError) -> None:
+        """Save what a stopped run goes on from.
+
+        Raises:
+            CheckpointError: it cannot be resumed.
+        """
+        if not self.checkpoints.with_engine:
+            raise CheckpointError(f"{stop} But nothing can be resumed: --disable_ds_ckpt was given.") from stop
+        if not self.save(run, reporter):
+            raise CheckpointError(f"{stop} But this step's checkpoint was not saved; it goes on from the one before.")
+
+    def save(self, run: RunState, reporter: Reporter) -> bool:
+        """Save the run as it stands, unless that was done at this step; return whether it is saved.
+
+        Raises:
+            CheckpointError: it failed for the third time in a row.
+        """
+        if not self.writes or self.checkpoints.saved_step == run.step:
+            return self.writes
+        self.watchdog.phase(f"saving a checkpoint at step {run.step}")
+        resumed = reporter.state()
+        states = self.strategy.gather_objects(rng_state(self.strategy.device))
+        arrays = {f"rng/{rank}/{name}": array for rank, own in enumerate(states) for name, array in own.items()}
+        arrays |= {f"window/{name}": array for name, array in resumed.arrays.items()}
+        state = {
+            "run": run.to_json(),
+            "updates": run.updates,
+            "epoch": run.consumed_samples / self.loader.num_rows,
+            "seed": self.loader.seed,
+            "total_steps": self.total_steps,
+            "identity": self.identity,
+            "reporter": resumed.values,
+            "loss_scale": self.strategy.loss_scale(self.engine),
+            "zero_stage": self.strategy.zero_stage,
+            "environment": environment(self.strategy.world_size, self.strategy.device),
+            "settings": self.args.settings,
+        }
+        is_saved = self.checkpoints.save(
+            self.engine, run.step, state, arrays, write_copy=self.write_copy, is_best=run.best_step == run.step
+        )
+        self.last_save = time.monotonic()
+        return is_saved
+
+
+def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> dict[str, Any]:
+    """Return what model, data and schedule say a run is: what must not change on the way."""
+    shapes = [
+        (name, list(p.ds_shape if hasattr(p, "ds_shape") else p.shape))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]
+    return {
+        "--train_batch_size": loader.train_batch_size,
+        "--seed": loader.seed,
+        "the number of training rows": loader.num_rows,
+        "the number of steps (--max_steps, --max_epochs)": total_steps,
+        "the trained parameters": f"{len(shapes)} tensors, {digest}",
+    }
+
+
+def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, has_refuge: bool) -> None:
+    """Write the policy and its tokenizer as a Hugging Face folder; all ranks must call it.
+
+    Args:
+        has_refuge: where the folder cannot be written, write into a temporary one: hours of training are in the
+            weights.
+
+    Raises:
+        TrainingError: a weight is not finite, in this dtype.
+        OpenKTOError: the folder cannot be written.
+    """
+    actor = engine.module
+    weights = gather_weights(engine, actor.model, dtype)
+    if not is_first_rank():
+        return
+    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise TrainingError(
+            f"the trained weights: must be finite in {str(dtype).removeprefix('torch.')}; got nan or infinity in "
+            f"{broken[0]} and {len(broken) - 1} more, and nothing was saved. Lower --learning_rate, or pass "
+            "--export_dtype fp32."
+        )
+    rest = (actor.model, weights, tokenizer)
+    try:
+        export_model(*rest, folder, dtype, actor.config_as_loaded)
+    except OpenKTOError as error:
+        if not has_refuge:
+            raise
+        refuge = tempfile.mkdtemp(prefix="openkto-")
+        export_model(*rest, refuge, dtype, actor.config_as_loaded)
+        raise OpenKTOError(f"{error} The trained model was saved to {refuge} instead: move it from there.") from error
+
+
+def _under(prefix: str, name: str) -> str:
+    """Return what follows the prefix, or nothing where the name does not begin with it."""
+    return name.removeprefix(prefix) if name.startswith(prefix) else ""
