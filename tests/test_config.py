@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from openkto.checks import check
@@ -67,7 +68,6 @@ def test_defaults_are_those_of_the_flags_page():
         "save_steps": -1,
         "max_ckpt_num": 3,
         "max_ckpt_mem": 1e8,
-        "load_checkpoint": False,
         "stall_minutes": 30.0,
         "wandb_project": "openkto",
     }
@@ -140,9 +140,10 @@ def values_of(item) -> st.SearchStrategy:
 FIXED = {"use_ms": False, "use_wandb": False, "ds_config": None, "local_rank": -1, "input_template": None}
 
 
+@hypothesis_settings(deadline=None)  # other work on the machine is no failure
 @given(flat=st.fixed_dictionaries({name: values_of(item) for name, item in settings().items()}))
 def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
-    flat = {**flat, **FIXED, "train_batch_size": flat["train_batch_size"] + 1}
+    flat = {**flat, **FIXED, "train_batch_size": max(2, flat["train_batch_size"])}
     if flat["dataset_probs"]:
         flat["dataset"] = ["one", "two words"]
     if flat["max_tokens_per_micro_batch"]:

@@ -14,7 +14,7 @@ def rng_state(device: torch.device) -> Arrays:
     assert version == 3, "Python's generator has had this form since 3.2"
     _, numpy_keys, numpy_position, has_gauss, numpy_gauss = np.random.get_state(legacy=True)
     state: Arrays = {
-        "python": np.array(python, dtype=np.int64),
+        "python": np.array(python, dtype=np.uint32),
         "python_gauss": np.array([] if gauss is None else [gauss], dtype=np.float64),
         "numpy": np.array(numpy_keys, dtype=np.uint32),
         "numpy_position": np.array([numpy_position, has_gauss], dtype=np.int64),

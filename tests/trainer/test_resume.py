@@ -2,12 +2,20 @@
 
 import json
 import random
+import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from openkto.distributed import checkpoint_folder as layout
+from openkto.distributed.engine_files import HashedFile
 from openkto.distributed.gather import gather_weights
+from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError
+from openkto.stops import StopRequest
+from openkto.trainer import saving
+from openkto.trainer.rng import rng_state, set_rng_state
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
 
@@ -17,47 +25,476 @@ TIMES = {"samples_per_second", "tokens_per_second", "step_time_s", "peak_memory_
 
 
 def records(folder) -> list[dict]:
-    """Return the lines of metrics.jsonl without the times, and without those that a start writes."""
+    """Return the lines of metrics.jsonl without times, and without those that each start writes."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in TIMES} for line in lines if line["kind"] != "run"]
 
 
-def run(folder, zero_stage=0, args=None, **more):
-    """Train as one start of the command does; return the weights on rank 0, and the generators' next draws."""
+def prepared(zero_stage, **more):
     rows = token_rows([True, False, False] * 7)
     settings = {"schedule": "cosine", "warmup_ratio": 0.3, "l2": 0.1, "lr": 3e-4, "batch": 8, "micro": 3}
-    trainer, strategy = make_trainer(rows, zero_stage=zero_stage, steps=STEPS, **(settings | more))
-    if strategy.zero_stage == 3:
-        assert all(p.ds_tensor.numel() < p.ds_numel or strategy.world_size == 1 for p in trainer.model.parameters())
-    trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True, **(args or {})))
-    weights = gather_weights(trainer.model, trainer.model.module, torch.float32)
-    draws = [random.random(), float(np.random.rand()), float(torch.rand(()))]
-    return weights, strategy.gather_objects(draws), trainer.checkpoints
+    return make_trainer(rows, zero_stage=zero_stage, steps=STEPS, **(settings | more))
 
 
-def interrupted(folder, stage, stops, worlds, tmp_path, stages=None, **more):
-    """Run in several starts, each on its own number of ranks; return what the last one returned."""
-    result = None
-    for i, (stop, world) in enumerate(zip([*stops, None], worlds, strict=True)):
-        args = {"stop_after_steps": stop} | more.get("args", {})
-        own = {name: value for name, value in more.items() if name != "args"}
-        result = run_ranks(start, world, tmp_path, folder, stages[i] if stages else stage, args, own)[0]
-    return result
+def start(folder, zero_stage=0, args=None, **more):
+    """Train as one start of the command does; return the weights, whole on rank 0."""
+    trainer, _ = prepared(zero_stage, **more)
+    trainer.fit(quiet_args(folder, STEPS, **({"load_checkpoint": True} | (args or {}))))
+    return gather_weights(trainer.model, trainer.model.module, torch.float32)
 
 
-def start(folder, stage, args, more):
-    return run(folder, stage, args, **more)[:2]
+def start_with(folder, zero_stage, args, more):
+    return start(folder, zero_stage, args, **more)
+
+
+def train(tmp_path, folder, *starts, args=None, **more):
+    """Run several starts, each (ranks, ZeRO stage, stop after); return the last one's weights."""
+    for world_size, zero_stage, stop in starts:
+        given = (args or {}) | {"stop_after_steps": stop}
+        weights = run_ranks(start_with, world_size, tmp_path, tmp_path / folder, zero_stage, given, more)[0]
+    return weights
+
+
+def worst(a: dict, b: dict) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+# ---- exact ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(tmp_path, zero_stage):
-    args = {"logging_steps": 4, "eval_steps": 2, "log_batches": True}
+    # Stops inside an epoch (of 3 steps), at its end, inside an open log line, at a step with an evaluation.
+    args = {"logging_steps": 4, "eval_steps": 2, "eval_at_start": True, "log_batches": True}
     more = {"args": args, "eval_rows": token_rows([True, False, True], seed=9)}
-    weights, draws = interrupted(tmp_path / "whole", zero_stage, [], [2], tmp_path, **more)
-    got, got_draws = interrupted(tmp_path / "cut", zero_stage, [1, 3, 5], [2] * 4, tmp_path, **more)
-    for name, weight in weights.items():
-        assert torch.equal(weight, got[name]), name
-    assert got_draws == draws
+    stage = zero_stage
+    whole = train(tmp_path, "whole", (2, stage, None), **more)
+    cut = train(tmp_path, "cut", (2, stage, 1), (2, stage, 3), (2, stage, 4), (2, stage, None), **more)
+    assert worst(whole, cut) == 0.0
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
     for name in ("batches.jsonl", "tokens.jsonl"):
         assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine_with_restarts", "warmup_stable_decay"])
+def test_every_schedule_goes_on_where_it_was(tmp_path, schedule):
+    train(tmp_path, "whole", (1, 0, None), schedule=schedule)
+    train(tmp_path, "cut", (1, 0, 2), (1, 0, None), schedule=schedule)
+    rates = [line.get("learning_rate") for line in records(tmp_path / "cut")]
+    assert rates == [line.get("learning_rate") for line in records(tmp_path / "whole")]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_goes_on_exactly_too(tmp_path, precision):
+    whole = run_ranks(start_in_half, 2, tmp_path, tmp_path / "whole", None, precision)[0]
+    run_ranks(start_in_half, 2, tmp_path, tmp_path / "cut", 3, precision)
+    cut = run_ranks(start_in_half, 2, tmp_path, tmp_path / "cut", None, precision)[0]
+    assert worst(whole, cut) == 0.0
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+
+
+def start_in_half(folder, stop, precision):
+    from deepspeed.accelerator import get_accelerator
+
+    type(get_accelerator()).is_fp16_supported = lambda self: True  # this CPU computes it, and denies it
+    return start(folder, 2, {"stop_after_steps": stop}, param_dtype=precision)
+
+
+def test_the_random_generators_go_on_where_they_were():
+    state = rng_state(torch.device("cpu"))
+
+    def draw():
+        return [random.gauss(0, 1), float(np.random.randn()), float(torch.randn(()))]
+
+    draw()  # leaves half a pair in the generators that make two normal numbers at a time
+    between = rng_state(torch.device("cpu"))
+    drawn = draw()
+    set_rng_state(between, torch.device("cpu"))
+    assert draw() == drawn
+    set_rng_state(state, torch.device("cpu"))
+    assert draw() != drawn
+
+
+# ---- elastic --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_other_ranks_other_stages_and_other_micro_batches(tmp_path):
+    whole = train(tmp_path, "whole", (2, 2, None))
+    places = [(2, 0), (1, 1), (2, 3), (1, 3), (2, 2), (1, 0), (2, 1), (1, 2)]
+    for before, after in zip(places, [*places[3:], *places[:3]], strict=True):
+        folder = f"{before}-{after}"
+        train(tmp_path, folder, (*before, 3))
+        resumed = train(tmp_path, folder, (*after, None), micro=2)
+        assert worst(whole, resumed) < 1e-6, folder
+        pairs = zip(records(tmp_path / folder), records(tmp_path / "whole"), strict=True)
+        for line, expected in pairs:
+            assert line["loss"] == pytest.approx(expected["loss"], abs=1e-6), folder
+
+
+def test_two_parameter_groups_keep_their_decay_and_their_count_of_updates(tmp_path):
+    groups = run_ranks(groups_after_resume, 2, tmp_path, tmp_path / "a")[0]
+    assert groups == {"decay": [0.1, 0.0], "steps": {3.0}}
+
+
+def groups_after_resume(folder):
+    start(folder, 3, {"stop_after_steps": 3})
+    trainer, _ = prepared(3)
+    saver = trainer._make_saver(quiet_args(folder, STEPS, load_checkpoint=True), STEPS)
+    saver.begin(0)
+    inner = trainer.model.optimizer.optimizer
+    steps = {float(state["step"]) for state in inner.state.values()}
+    assert len({state["step"].data_ptr() for state in inner.state.values()}) == len(inner.state)
+    return {"decay": [group["weight_decay"] for group in inner.param_groups], "steps": steps}
+
+
+def test_another_folder_for_the_metrics_does_not_stop_a_run_from_its_checkpoint(tmp_path):
+    whole = train(tmp_path, "whole", (1, 0, None))
+    train(tmp_path, "a", (1, 0, 3))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
+    cut = train(tmp_path, "b", (1, 0, None), args={"load_checkpoint": str(tmp_path / "a/checkpoints/global_step3")})
+    assert worst(whole, cut) == 0.0
+    assert [line["step"] for line in records(tmp_path / "b")] == [4, 5, 6, 6]
+    assert (tmp_path / "b/metrics.1.jsonl").read_text() == '{"kind": "train", "step": 1}\n'
+
+
+# ---- stopping -------------------------------------------------------------------------------------------------------
+
+
+def stopped_in(folder, place):
+    """Be sent a signal on rank 1 alone in a place, and say how each rank ended."""
+    trainer, strategy = prepared(1, eval_rows=token_rows([True, False] * 4, seed=9), micro=2, stop=StopRequest())
+    calls = {"step": 0, "evaluation": 0}
+
+    def count(name, do):
+        def counted(*args, **kwargs):
+            calls[name] += 1
+            if name == place and calls[name] == 2 and strategy.rank == 1:
+                trainer.stop.install()
+                signal.raise_signal(signal.SIGUSR1)
+            return do(*args, **kwargs)
+
+        return counted
+
+    trainer.strategy.backward = count("step", strategy.backward)
+    trainer._evaluate = count("evaluation", trainer._evaluate)
+    try:
+        trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True, eval_steps=2))
+    except StopError as stop:
+        return str(stop)
+    finally:
+        trainer.stop.restore()
+    return None
+
+
+@pytest.mark.parametrize(("place", "step"), [("step", 1), ("evaluation", 4)])
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, place, step):
+    said = run_ranks(stopped_in, 2, tmp_path, tmp_path / "cut", place)
+    assert said == [f"SIGUSR1 on rank 1: stopped after step {step} of 6. Start the same command again."] * 2
+    assert layout.checkpoints_in(tmp_path / "cut/checkpoints") == [f"global_step{step}"]
+    more = {"args": {"eval_steps": 2}, "eval_rows": token_rows([True, False] * 4, seed=9), "micro": 2}
+    whole = train(tmp_path, "whole", (2, 1, None), **more)
+    cut = train(tmp_path, "cut", (2, 1, None), **more)
+    assert worst(whole, cut) == 0.0
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+
+
+def over_time(folder, disable_ds_ckpt):
+    stop = StopRequest(max_seconds=1e-9)
+    trainer, _ = prepared(0, stop=stop, disable_ds_ckpt=disable_ds_ckpt)
+    try:
+        trainer.fit(quiet_args(folder, STEPS))
+    except OpenKTOError as error:
+        return error.exit_code, str(error)
+    return None
+
+
+def test_a_time_limit_makes_one_step_saves_and_stops(tmp_path):
+    code, said = run_ranks(over_time, 1, tmp_path, tmp_path / "a", False)[0]
+    assert code == 75
+    assert said.endswith("on rank 0: stopped after step 1 of 6. Start the same command again with --load_checkpoint.")
+    assert layout.checkpoints_in(tmp_path / "a/checkpoints") == ["global_step1"]
+    code, said = run_ranks(over_time, 1, tmp_path, tmp_path / "b", True)[0]
+    assert code == 1
+    assert said.endswith("But nothing can be resumed: --disable_ds_ckpt was given.")
+
+
+# ---- killed in a save -----------------------------------------------------------------------------------------------
+
+POINTS = ["a file", "the manifest", "the place", "latest", "the deletion"]
+
+
+def killed_in_save(folder, point, rank):
+    """Die at a point of the second save."""
+    import os
+
+    trainer, strategy = prepared(1)
+    saves = {"n": 0}
+
+    def dying(module, name):
+        do = getattr(module, name)
+
+        def die(*args, **kwargs):
+            if saves["n"] == 2 and strategy.rank == rank:
+                os._exit(9)
+            return do(*args, **kwargs)
+
+        setattr(module, name, die)
+
+    where = {
+        "a file": (HashedFile, "close"),
+        "the manifest": (layout, "write_manifest"),
+        "the place": (layout, "put_in_place"),
+        "latest": (layout, "point_to"),
+        "the deletion": (layout, "rotate"),
+    }
+    dying(*where[point])
+    save = saving.RunSaver.save
+
+    def counted(self, *args, **kwargs):
+        saves["n"] += 1
+        return save(self, *args, **kwargs)
+
+    saving.RunSaver.save = counted
+    trainer.fit(quiet_args(folder, STEPS, save_steps=2))
+
+
+@pytest.mark.parametrize(("point", "rank"), [*((point, 0) for point in POINTS), ("a file", 1)])
+def test_a_kill_in_the_middle_of_a_save_loses_nothing_but_the_steps_since_the_last(tmp_path, point, rank):
+    with pytest.raises(AssertionError, match="a rank failed"):
+        run_ranks(killed_in_save, 2, tmp_path, tmp_path / "cut", point, rank)
+    complete = ["global_step4", "global_step2"] if point in ("latest", "the deletion") else ["global_step2"]
+    assert layout.checkpoints_in(tmp_path / "cut/checkpoints") == complete
+    whole = train(tmp_path, "whole", (2, 1, None))
+    cut = train(tmp_path, "cut", (2, 1, None), args={"save_steps": 2})
+    assert worst(whole, cut) == 0.0
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    left = sorted(path.name for path in (tmp_path / "cut/checkpoints").iterdir())
+    assert left == ["global_step2", "global_step4", "global_step6", "latest"]
+
+
+# ---- damaged --------------------------------------------------------------------------------------------------------
+
+DAMAGES = {
+    "cut": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "emptied": lambda file: file.write_bytes(b""),
+    "deleted": lambda file: file.unlink(),
+    "flipped": lambda file: file.write_bytes(
+        (content := file.read_bytes())[: (half := len(content) // 2)] + bytes([content[half] ^ 1]) + content[half + 1 :]
+    ),
+}
+
+
+def choices_after_damage(folder):
+    """Damage each file of the newest checkpoint in each way, and say which step both ranks then choose."""
+    trainer, strategy = prepared(2)
+    newest = Path(folder) / "checkpoints/global_step4"
+    chosen = {}
+    for file in sorted(newest.iterdir()):
+        whole = file.read_bytes()
+        for name, damage in DAMAGES.items():
+            if strategy.rank == 0:
+                damage(file)
+            strategy.barrier()
+            saver = trainer._make_saver(quiet_args(folder, STEPS, load_checkpoint=True), STEPS)
+            found = saver.checkpoints.choose(True)
+            chosen[f"{file.name} {name}"] = strategy.gather_objects(found.state["run"]["step"])
+            if strategy.rank == 0:
+                file.write_bytes(whole)
+            strategy.barrier()
+    return chosen
+
+
+def test_every_damage_to_the_newest_checkpoint_lets_all_ranks_take_the_one_before(tmp_path):
+    train(tmp_path, "a", (2, 2, 4), args={"save_steps": 2})
+    chosen = run_ranks(choices_after_damage, 2, tmp_path, tmp_path / "a")[0]
+    assert len(chosen) == 6 * len(DAMAGES)  # three of DeepSpeed's files and three of ours
+    assert {tuple(steps) for steps in chosen.values()} == {(2, 2)}
+
+
+def failure_of(folder, args, more):
+    try:
+        start(folder, 0, args, **more)
+    except OpenKTOError as error:
+        return type(error), str(error)
+    return None
+
+
+def test_where_no_checkpoint_is_complete_nothing_starts(tmp_path):
+    train(tmp_path, "a", (1, 0, 2))
+    (tmp_path / "a/checkpoints/global_step2/manifest.json").unlink()
+    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {})[0]
+    assert kind is CheckpointError
+    assert said == (
+        f"--load_checkpoint: no checkpoint in {tmp_path / 'a/checkpoints'} is complete; the newest, "
+        f"{tmp_path / 'a/checkpoints/global_step2'}: is not complete: manifest.json is missing. Leave "
+        "--load_checkpoint out to start anew; these are then kept aside."
+    )
+
+
+# ---- another run ----------------------------------------------------------------------------------------------------
+
+
+def test_what_may_not_change_is_compared_and_listed(tmp_path):
+    train(tmp_path, "a", (1, 0, 2))
+    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {"beta": 0.2, "batch": 7, "seed": 5})[0]
+    assert kind is CheckpointError
+    for difference in ("--beta was 0.1 and is 0.2", "--train_batch_size was 8 and is 7", "--seed was 1 and is 5"):
+        assert difference in said
+    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {"identity": {"the model": "b"}}, {})[0]
+    assert "the model was not set and is b" in said
+
+
+def test_a_path_is_demanded(tmp_path):
+    for path in (tmp_path / "nothing", tmp_path / "a/checkpoints/global_step9", tmp_path):
+        kind, said = run_ranks(failure_of, 2, tmp_path, tmp_path / "a", {"load_checkpoint": str(path)}, {})[0]
+        assert kind is CheckpointError
+        assert said == (
+            f"--load_checkpoint: must be a complete checkpoint; got {path}: no checkpoint is there. Name another."
+        )
+
+
+def counted_twice(folder):
+    start(folder, 0, {"stop_after_steps": 2})
+    trainer, _ = prepared(0)
+    with pytest.raises(ConfigError, match="consumed_samples: is known to a checkpoint; got 16"):
+        trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True), consumed_samples=16)
+
+
+def test_the_position_is_the_checkpoints(tmp_path):
+    run_ranks(counted_twice, 1, tmp_path, tmp_path / "a")
+
+
+def test_a_new_run_keeps_the_checkpoints_of_an_earlier_one(tmp_path):
+    train(tmp_path, "a", (1, 0, 2))
+    train(tmp_path, "a", (1, 0, 3), args={"load_checkpoint": False})
+    root = tmp_path / "a/checkpoints"
+    assert layout.checkpoints_in(root) == ["global_step3"]
+    assert layout.checkpoints_in(root / "earlier-1") == ["global_step2"]
+
+
+# ---- when to save, and what to keep ---------------------------------------------------------------------------------
+
+
+def steps_saved(folder, args, more):
+    trainer, _ = prepared(0, **more)
+    saved = []
+    do = saving.RunSaver.save
+
+    def noted(self, run, reporter):
+        saved.append(run.step)
+        return do(self, run, reporter)
+
+    saving.RunSaver.save = noted
+    trainer.fit(quiet_args(folder, STEPS, **args))
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("args", "steps"),
+    [
+        ({"save_steps": -1}, [3, 6]),
+        ({"save_steps": 4}, [4, 6]),
+        ({"save_steps": 0}, []),
+        ({"save_steps": 0, "stop_after_steps": 5}, [5]),
+        ({"save_steps": 0, "save_every_minutes": 1e-9}, [1, 2, 3, 4, 5, 6]),
+        ({"save_steps": 0, "save_every_minutes": 1e9}, [6]),
+    ],
+)
+def test_checkpoints_are_saved_when_they_are_due(tmp_path, args, steps):
+    assert run_ranks(steps_saved, 1, tmp_path, tmp_path / "a", args, {})[0] == steps
+
+
+def test_the_best_evaluation_is_saved_and_stays(tmp_path):
+    more = {"eval_rows": token_rows([True, False, True, False], seed=9), "lr": 0.03}
+    args = {"save_steps": 1, "eval_steps": 1, "keep_best": "rewards/margins", "max_ckpt_num": 2}
+    run_ranks(steps_saved, 1, tmp_path, tmp_path / "a", args, more)
+    margins = {line["step"]: line["rewards/margins"] for line in records(tmp_path / "a") if line["kind"] == "eval"}
+    best = max(margins, key=margins.get)
+    assert best < 5, "else nothing is shown: the newest stay anyway"
+    root = tmp_path / "a/checkpoints"
+    assert layout.pointed_to(root, "best") == f"global_step{best}"
+    assert layout.checkpoints_in(root) == ["global_step6", f"global_step{best}"]
+
+
+# ---- a disk that is full --------------------------------------------------------------------------------------------
+
+
+def run_on_a_small_disk(folder, full_from, full_until, args):
+    """Let writes beyond 50 kB fail, as on a full disk, in some of the saves."""
+    import resource
+
+    trainer, strategy = prepared(1)
+    number, do = 0, saving.Checkpoints.save
+
+    def on_small_disk(self, *args, **kwargs):
+        nonlocal number
+        number += 1
+        is_full = full_from <= number <= full_until and strategy.rank == 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000 if is_full else resource.RLIM_INFINITY, -1))
+        try:
+            return do(self, *args, **kwargs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, -1))
+
+    saving.Checkpoints.save = on_small_disk
+    try:
+        trainer.fit(quiet_args(folder, STEPS, save_steps=1, **args))
+    except OpenKTOError as error:
+        return error.exit_code, str(error)
+    return None
+
+
+def test_a_save_that_fails_costs_nothing_but_itself(tmp_path):
+    assert run_ranks(run_on_a_small_disk, 2, tmp_path, tmp_path / "a", 3, 4, {})[0] is None
+    root = tmp_path / "a/checkpoints"
+    assert layout.checkpoints_in(root) == ["global_step6", "global_step5", "global_step2"]
+    assert sorted(path.name for path in root.iterdir()) == ["global_step2", "global_step5", "global_step6", "latest"]
+    assert [line["step"] for line in records(tmp_path / "a")] == [1, 2, 3, 4, 5, 6, 6]
+
+
+def test_the_third_failure_in_a_row_stops_the_run(tmp_path):
+    for code, said in run_ranks(run_on_a_small_disk, 2, tmp_path, tmp_path / "a", 2, 9, {}):
+        assert code == 1
+        assert said == (
+            f"{tmp_path / 'a/checkpoints'}: must take a checkpoint; got OSError: File too large, for the 3rd time in a "
+            "row. Free some space or name another --ckpt_path, and start the same command again."
+        )
+    assert layout.checkpoints_in(tmp_path / "a/checkpoints") == ["global_step1"]
+
+
+def test_a_stop_whose_checkpoint_cannot_be_saved_does_not_claim_one(tmp_path):
+    with_stop = {"stop_after_steps": 3}
+    assert run_ranks(run_on_a_small_disk, 2, tmp_path, tmp_path / "a", 3, 3, with_stop)[0] is None
+    assert layout.checkpoints_in(tmp_path / "a/checkpoints") == ["global_step2", "global_step1"]
+
+
+# ---- frozen parameters ----------------------------------------------------------------------------------------------
+
+
+def start_frozen(folder, zero_stage, stop):
+    def half_frozen():
+        from tests.tiny import tiny_llama
+
+        model = tiny_llama()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("layers.1" in name)
+        return model
+
+    return start(folder, zero_stage, {"stop_after_steps": stop}, model=half_frozen)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_frozen_weights_are_left_out_and_come_from_the_model(tmp_path, zero_stage):
+    whole = run_ranks(start_frozen, 2, tmp_path, tmp_path / "whole", zero_stage, None)[0]
+    run_ranks(start_frozen, 2, tmp_path, tmp_path / "cut", zero_stage, 3)
+    cut = run_ranks(start_frozen, 2, tmp_path, tmp_path / "cut", zero_stage, None)[0]
+    assert worst(whole, cut) == 0.0
+    from openkto.distributed.portable import read_parameters
+
+    saved = read_parameters(tmp_path / "cut/checkpoints/global_step3")
+    assert saved
+    assert all("layers.1" in name for name in saved)
+    size = layout.folder_bytes(tmp_path / "cut/checkpoints/global_step3")
+    assert size < 16 * sum(pieces.numel for pieces in saved.values()) + 100_000
