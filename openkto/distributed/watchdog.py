@@ -46,7 +46,7 @@ class Watchdog:
         self._clock = clock
         self._process_start = clock() - process_age()
         self._last_progress = clock()
-        self._phase, self._phase_start = "start-up", clock()
+        self._phase, self._phase_start, self._minutes_said = "start-up", clock(), 0
         self._is_starting = stall_minutes > 0 and rank == 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -65,7 +65,8 @@ class Watchdog:
     def phase(self, name: str) -> None:
         """Say what the main thread does from now on: "loading the policy", "evaluation at step 40"."""
         now = self._clock()
-        self._phase, self._phase_start, self._last_progress = name, now, now
+        self._phase, self._phase_start, self._minutes_said = name, now, 0
+        self._last_progress = now
         if self._is_starting:
             log.info("start-up: %s (%.1f s since the start)", name, now - self._process_start)
 
@@ -86,7 +87,6 @@ class Watchdog:
 
     def _watch(self) -> None:
         timer_is_for = said_for = None  # the last progress that the timer counts from; that a stall was said for
-        minutes_said = 0
         while not self._stopped.wait(self._nap):
             now, last_progress = self._clock(), self._last_progress
             seconds_left = self._stall_seconds - (now - last_progress)
@@ -98,18 +98,18 @@ class Watchdog:
                 with open(STDERR, "wb", closefd=False) as stderr:
                     stderr.write(self._report().encode(errors="backslashreplace"))
                 said_for = last_progress
-            minutes_said = self._say_it_lasts(now, minutes_said)
+            self._say_it_lasts(now)
 
     def _set_timer(self, seconds_left: float) -> None:
         """Set faulthandler's timer two naps later than the thread would speak: it is for when the thread cannot."""
         faulthandler.dump_traceback_later(max(0.0, seconds_left) + 2 * self._nap, file=STDERR)
 
-    def _say_it_lasts(self, now: float, said: int) -> int:
-        """Log a line for each whole minute of a start-up phase; return how many minutes of it are said."""
+    def _say_it_lasts(self, now: float) -> None:
+        """Log a line for each whole minute of a phase of start-up."""
         minutes = int((now - self._phase_start) / HEARTBEAT_SECONDS)
-        if self._is_starting and minutes > said:
+        if self._is_starting and minutes > self._minutes_said:
             log.info("start-up: still %s, %d min", self._phase, minutes)
-        return minutes
+            self._minutes_said = minutes
 
     def _report(self) -> str:
         """Return the sentence and all stacks, in one piece and with the rank on each line: all ranks write at once."""
