@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: demo test test-slow lint setup clean
+.PHONY: demo test test-slow test-slurm lint setup clean
 
 setup: $(STAMP)
 
@@ -20,11 +20,16 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not slurm"
 
 # What takes minutes: the demo from end to end, large fuzzing, long runs.
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# The SLURM scripts on a real SLURM of two nodes on this machine; installs Debian's packages where root may.
+test-slurm: setup
+	tests/slurm/install.sh
+	$(BIN)/python -m pytest -m slurm -rs tests/slurm
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,15 +14,19 @@ import warnings
 from collections.abc import Callable
 
 from openkto.errors import OpenKTOError, StopError
+from openkto.ranks import settle_ranks
 
 SECONDS_FOR_THE_FIRST_RANK = 3.0
 
 
 def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
     """Run the command and return its exit status."""
-    _set_up_logging()
     debug = "--debug" in argv
+    # Asked now: to DeepSpeed LOCAL_RANK is the device's number, and `start_process` makes it so.
+    local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "0")
     try:
+        settle_ranks()
+        _set_up_logging()
         main(argv)
         return 0
     except StopError as stop:
@@ -34,7 +38,7 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
         if debug:
             traceback.print_exc()
         else:
-            if os.environ.get("LOCAL_RANK", "0") != "0":
+            if local_rank != "0":
                 # What all ranks of a node find is said by its first: the launcher ends the others meanwhile.
                 time.sleep(SECONDS_FOR_THE_FIRST_RANK)
             print(f"error: {error}", file=sys.stderr)

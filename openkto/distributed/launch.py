@@ -1,44 +1,106 @@
-"""Starting and ending a process of a run: rank variables, the process group, a clean exit.
+"""Starting and ending a process of a run: its rank, its device, the process group, a clean exit."""
 
-`deepspeed` and `torchrun` set RANK, LOCAL_RANK and WORLD_SIZE; without a launcher the process is a world of one.
-"""
-
+import ipaddress
 import os
+import socket
 from datetime import timedelta
+from typing import NamedTuple
 
 import deepspeed
 import deepspeed.ops
 import torch
 
+from openkto.errors import ConfigError
+from openkto.ranks import check_rendezvous, ranks_on_this_node, settle_ranks
+
 # Longer than any honest wait between two collectives: one rank may be tokenising or saving.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 
-def start_process() -> torch.device:
-    """Join the process group and return this rank's device.
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    device: torch.device
+    local_rank: int  # among the ranks of its node
+
+
+def start_process() -> Place:
+    """Join the process group and return where this rank runs.
 
     On a CPU DeepSpeed would first build a C++ op that training never uses: a minute or more, and a wait without end
     on the lock of a builder that was killed. So its list of ops is emptied there.
+
+    Raises:
+        ConfigError: the environment does not say which rank this is or where the ranks meet.
     """
-    is_alone = "RANK" not in os.environ
-    if is_alone:
+    settle_ranks()
+    if "RANK" not in os.environ:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
+    local_rank = int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.is_available()
     device = torch.device("cpu")
     if on_gpu:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
         torch.cuda.set_device(device)
+        # DeepSpeed takes it for the number of the device.
+        os.environ["LOCAL_RANK"] = str(device.index)
     else:
         deepspeed.ops.__compatible_ops__ = {}
-    backend = "nccl" if on_gpu else "gloo"
-    if is_alone:
-        # A store in memory: no port that another program may take.
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    _join("nccl" if on_gpu else "gloo")
+    return Place(device, local_rank)
+
+
+def device_index(local_rank: int, visible: int) -> int:
+    """Return the number of this rank's GPU among those that it can see.
+
+    Raises:
+        ConfigError: there is none for it.
+    """
+    if local_rank < visible:
+        return local_rank
+    if visible == 1:
+        # SLURM's --gpus-per-task=1 shows each task its own GPU alone.
+        return 0
+    raise ConfigError(
+        f"the GPUs: each rank of a node needs one; got {visible} for rank {local_rank} of this node, counted from 0. "
+        "Start one rank for each GPU, all of which it can see, or show each rank its own alone."
+    )
+
+
+def _join(backend: str) -> None:
+    if not torch.distributed.is_initialized():
+        if os.environ["WORLD_SIZE"] == "1":
+            # A store in memory: no port that another program may take.
+            store = torch.distributed.HashStore()
+            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        else:
+            check_rendezvous()
+            if backend == "gloo":
+                _check_own_address()
     deepspeed.init_distributed(
         dist_backend=backend, timeout=COLLECTIVE_TIMEOUT, verbose=False, auto_mpi_discovery=False
     )
-    return device
+
+
+def _check_own_address() -> None:
+    """See that gloo, which tells the other nodes the address behind this host's name, tells them one that they reach.
+
+    Raises:
+        ConfigError: it would tell them this host's own loopback address, as the name has on Debian by default.
+    """
+    world_size = int(os.environ["WORLD_SIZE"])
+    if os.environ.get("GLOO_SOCKET_IFNAME") or (ranks_on_this_node() or world_size) >= world_size:
+        return
+    name = socket.gethostname()
+    try:
+        address = str(socket.getaddrinfo(name, None)[0][4][0])
+    except OSError:
+        address = "no address"
+    if address == "no address" or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise ConfigError(
+            f"this host's name: must stand for an address that the other nodes reach; got {name}, which stands for "
+            f"{address}. Export GLOO_SOCKET_IFNAME with the network interface between the nodes, such as eth0."
+        )
 
 
 def end_process() -> None:

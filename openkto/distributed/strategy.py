@@ -5,7 +5,6 @@ Shapes:  L = rows on this rank, N = rows on all ranks.
 
 import contextlib
 import math
-import os
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -102,10 +101,9 @@ class DeepspeedStrategy:
 
     def setup_distributed(self) -> None:
         """Join the process group, choose the device and seed every generator."""
-        self.device = start_process()
+        self.device, self.local_rank = start_process()
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        self.local_rank = int(os.environ["LOCAL_RANK"])
         accelerator = deepspeed.accelerator.get_accelerator()
         supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
         if self.precision != "fp32" and not supported[self.precision]():

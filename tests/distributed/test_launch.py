@@ -1,0 +1,39 @@
+"""A rank's device and address."""
+
+import socket
+
+import pytest
+
+from openkto.distributed.launch import _check_own_address, device_index
+from openkto.errors import ConfigError
+
+
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees():
+    assert [device_index(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    assert device_index(3, 1) == 0  # --gpus-per-task=1
+    with pytest.raises(ConfigError, match="got 4 for rank 4 of this node"):
+        device_index(4, 4)
+
+
+def test_nodes_that_know_themselves_by_a_loopback_address_alone_are_one_sentence(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_SIZE", "2")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    with pytest.raises(ConfigError, match=r"which stands for (127\.|::1).*GLOO_SOCKET_IFNAME"):
+        _check_own_address()
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    with pytest.raises(ConfigError, match="stands for no address"):
+        _check_own_address()
+    monkeypatch.setattr(socket, "gethostname", lambda: "198.51.100.7")
+    _check_own_address()
+
+
+@pytest.mark.parametrize(("name", "value"), [("GLOO_SOCKET_IFNAME", "eth0"), ("WORLD_SIZE", "2")])
+def test_one_node_or_a_named_interface_may_have_any_name(monkeypatch, name, value):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_SIZE", "2")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    _check_own_address()
