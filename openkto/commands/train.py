@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from openkto.config import DEFAULT_LEARNING_RATE, RunConfig, openrlhf_differences, to_flat, to_yaml, with_resolved
-from openkto.errors import ConfigError
+from openkto.errors import ConfigError, StopError
 from openkto.flags import RunOptions, parse
 from openkto.stops import StopRequest, seconds_of
 from openkto.values import numbered
@@ -99,7 +99,12 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     on_some_ranks(strategy, lambda: write_run_file(config, folder), is_mine=is_first)
     flat = to_flat(config)
     known = {field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}
-    trainer.fit(FitArgs(**known, settings=flat, identity=identity))
+    try:
+        trainer.fit(FitArgs(**known, settings=flat, identity=identity))
+    except StopError:
+        # A launcher ends all ranks when one is gone, and the first may still be closing its trackers.
+        strategy.barrier()
+        raise
     watchdog.phase("saving the model")
     trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)

@@ -190,7 +190,7 @@ class Checkpoints:
 
     def mark_finished(self, step: int) -> None:
         """Say that the run whose last checkpoint is that step's is done and its model exported."""
-        if self.strategy.rank == 0 and self.saved_step == step:
+        if self.strategy.rank == 0 and self.with_engine and self.saved_step == step:
             layout.point_to(self.root, "finished", layout.name_of(step))
 
     def is_finished(self, found: Found) -> bool:

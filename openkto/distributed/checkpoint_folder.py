@@ -138,6 +138,10 @@ def next_time(root: Path) -> float:
 
 def put_in_place(written: Path, final: Path) -> None:
     """Rename a complete folder to its own name; what had the name goes only then."""
+    for path in written.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
     replaced = written.with_name(f"{written.name}.replaced")
     if final.exists():
         final.rename(replaced)
@@ -162,19 +166,21 @@ def pointed_to(root: Path, pointer: str) -> str | None:
 
 def rotate(root: Path, newest: str, *, max_number: int, max_gigabytes: float) -> list[str]:
     """Delete the oldest until the rest is within both limits, never the newest nor the best; return the deleted."""
-    names = [name for name in _with_copies(root) if name not in (newest, pointed_to(root, "best"))]
-    kept = len(_with_copies(root))
-    size = folder_bytes(root)
+    sizes = {name: sum(folder_bytes(folder) for folder in _folders(root, name)) for name in _with_copies(root)}
+    spared = (newest, pointed_to(root, "best"))
     deleted = []
-    for name in reversed(names):
-        if kept <= max_number and size <= max_gigabytes * GIGABYTE:
+    for name in [name for name in reversed(sizes) if name not in spared]:
+        if len(sizes) <= max_number and sum(sizes.values()) <= max_gigabytes * GIGABYTE:
             break
-        for folder in (root / name, root / f"{name}{HF_SUFFIX}"):
-            size -= folder_bytes(folder)
+        for folder in _folders(root, name):
             shutil.rmtree(folder, ignore_errors=True)
-        kept -= 1
+        del sizes[name]
         deleted.append(name)
     return deleted
+
+
+def _folders(root: Path, name: str) -> tuple[Path, Path]:
+    return root / name, root / f"{name}{HF_SUFFIX}"
 
 
 def _with_copies(root: Path) -> list[str]:
@@ -192,9 +198,10 @@ def set_aside(root: Path) -> str | None:
         return None
     place = next(place for n in range(1, 10**6) if not (place := root / f"earlier-{n}").exists())
     place.mkdir()
-    for name in [*names, *(f"{name}{HF_SUFFIX}" for name in names), "latest", "best", "finished"]:
-        if (root / name).exists():
-            (root / name).rename(place / name)
+    pointers = [root / name for name in ("latest", "best", "finished")]
+    for path in [*(folder for name in names for folder in _folders(root, name)), *pointers]:
+        if path.exists():
+            path.rename(place / path.name)
     return place.name
 
 

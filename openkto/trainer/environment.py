@@ -1,5 +1,6 @@
 """Where a run ran: versions, hardware and the code's commit, so that its numbers can be traced."""
 
+import functools
 import importlib.metadata
 import platform
 import subprocess
@@ -29,6 +30,7 @@ def environment(world_size: int, device: torch.device) -> dict[str, str | int]:
     return values
 
 
+@functools.cache
 def _git_commit() -> str:
     """Return the commit of the checkout that this code runs from, or nothing outside one."""
     try:

@@ -1,0 +1,215 @@
+"""The train command killed, stopped and started again, as a user and a cluster do it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from openkto.commands import train
+from tests.ranks import run_ranks
+from tests.test_cli import flags, lines, numbers, place, run_to_status  # noqa: F401 (place is a fixture)
+
+ROOT = Path(__file__).parent.parent
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def same(a, b) -> bool:
+    a, b = weights(a), weights(b)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def with_path(argv, folder, *more):
+    return [
+        *argv[: argv.index("--save_path")],
+        "--save_path",
+        str(folder),
+        *argv[argv.index("--save_path") + 2 :],
+        *more,
+    ]
+
+
+@pytest.fixture
+def command(place):  # noqa: F811
+    argv = flags(place, "--max_epochs", "3", "--zero_stage", "2", "--load_checkpoint", "--log_batches")
+    argv[argv.index("--use_tensorboard") : argv.index("--use_tensorboard") + 2] = []
+    return argv
+
+
+def test_a_stopped_run_goes_on_and_a_finished_one_says_so(place, command):  # noqa: F811
+    whole, cut = place / "whole", place / "cut"
+    run_ranks(train.main, 2, place, with_path(command, whole))
+    for stop in ("2", "5"):
+        run_ranks(train.main, 2, place, with_path(command, cut, "--stop_after_steps", stop))
+    run_ranks(train.main, 2, place, with_path(command, cut))
+    assert same(whole, cut)
+    for kind in ("train", "eval", "summary"):
+        assert [numbers(line) for line in lines(cut, kind)] == [numbers(line) for line in lines(whole, kind)]
+    assert (cut / "batches.jsonl").read_text() == (whole / "batches.jsonl").read_text()
+    assert len({line["run_id"] for line in lines(cut, "run")}) == 1
+
+    before = {path: path.stat().st_mtime_ns for path in cut.rglob("*") if path.is_file()}
+    (code, said), _ = run_ranks(run_to_status, 2, place, with_path(command, cut))
+    assert (code, said.splitlines()[-1]) == (
+        0, f"nothing is left to do: 9 of 9 steps are done, and the model is in {cut}"
+    )  # fmt: skip
+    assert {path: path.stat().st_mtime_ns for path in cut.rglob("*") if path.is_file()} == before
+    # The model was lost or never written: it is written again.
+    (cut / "config.json").unlink()
+    (cut / "model.safetensors").unlink()
+    run_ranks(train.main, 2, place, with_path(command, cut))
+    assert same(whole, cut)
+
+
+def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place, command):  # noqa: F811
+    out = place / "out"
+    # The last line of each of the first two starts belongs to no step of the whole run.
+    for more in (["--stop_after_steps", "4"], ["--stop_after_steps", "7"], []):
+        run_ranks(train.main, 1, place, [*command, "--logging_steps", "3", "--eval_steps", "3", *more])
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    for tag, kind, name in (("train/loss", "train", "loss"), ("eval/rewards/auc", "eval", "rewards/auc")):
+        values = [(event.step, event.value) for event in events.Scalars(tag)]
+        expected = [(line["step"], line[name]) for line in lines(out, kind)]
+        assert [step for step, _ in values] == [3, 6, 9]
+        assert values == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
+    times = [event.wall_time for event in events.Scalars("train/loss")]
+    assert times[0] < times[1] < times[2]
+    assert times[2] - times[0] > 0.5, "the first step's time is that of the first start"
+
+
+def processes(argv, world_size, port):
+    """Start the ranks as plain processes, as srun does."""
+    environ = os.environ | {
+        "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "openkto", "train", *argv],
+            env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def wait_for(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def steps_done(folder) -> int:
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_text().count('"kind": "train"') if metrics.exists() else 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_one_rank_ends_all_with_75_and_a_checkpoint(place, command, number):  # noqa: F811
+    argv = with_path([*command, "--max_epochs", "300"], place / "out")
+    del argv[argv.index("--max_epochs") : argv.index("--max_epochs") + 2]
+    ranks = processes(argv, 2, 29400 + number)
+    wait_for(lambda: steps_done(place / "out") >= 2)
+    ranks[1].send_signal(number)
+    errors = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [75, 75]
+    step = steps_done(place / "out")
+    name = signal.Signals(number).name
+    assert errors[0].splitlines()[-1] == (
+        f"stopped: {name} on rank 1: stopped after step {step} of 900. Start the same command again."
+    )
+    assert f"rank 1: {name}: stopping after this step" in errors[1]
+    newest = (place / "out/checkpoints/latest").read_text()
+    assert newest == f"global_step{step}"
+
+
+def test_a_time_limit_stops_with_75(place, command):  # noqa: F811
+    (code, said), _ = run_ranks(run_to_status, 2, place, [*command, "--max_time", "0:00:00:01"])
+    assert code == 75
+    assert said.splitlines()[-1].startswith("stopped: the time limit --max_time 0:00:00:01 on rank 0: stopped after ")
+
+
+def test_a_run_with_other_data_or_another_model_is_refused_before_a_model_loads(place, command):  # noqa: F811
+    run_ranks(train.main, 1, place, [*command, "--stop_after_steps", "2"])
+    rows = place / "rows.jsonl"
+    text = rows.read_text()
+    rows.write_text(text.replace("Is 3 even?", "Is 3 odd?"))
+    ((code, said),) = run_ranks(run_to_status, 1, place, command)
+    assert code == 1
+    assert "a run is gone on with as it was begun; got other settings: the training rows (fingerprint) was" in said
+    rows.write_text(text)
+    config = place / "model/config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    ((code, said),) = run_ranks(run_to_status, 1, place, [*command, "--learning_rate", "2e-3"])
+    assert code == 1
+    for name in (
+        "the files of the policy was",
+        "the files of the reference was",
+        "--learning_rate was 0.001 and is 0.002",
+    ):
+        assert name in said
+
+
+def test_a_moved_model_and_moved_rows_are_the_same_run(place, command):  # noqa: F811
+    run_ranks(train.main, 1, place, [*command, "--stop_after_steps", "2"])
+    (place / "model").rename(place / "model 2")
+    (place / "rows.jsonl").rename(place / "rows 2.jsonl")
+    moved = [word.replace(f"{place}/model", f"{place}/model 2") for word in command]
+    moved = [word.replace("rows.jsonl", "rows 2.jsonl") for word in moved]
+    run_ranks(train.main, 1, place, moved)
+    assert [line["step"] for line in lines(place / "out", "train")] == list(range(1, 10))
+
+
+def test_no_key_is_in_a_checkpoint(place, command, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("WANDB_API_KEY", "SECRET123")
+    monkeypatch.setenv("HF_TOKEN", "SECRET123")
+    run_ranks(train.main, 1, place, [*command, "--stop_after_steps", "1"])
+    files = [path for path in (place / "out").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"SECRET123" in path.read_bytes()]
+
+
+def test_a_disk_that_is_too_small_is_said_at_the_start(place, command, monkeypatch):  # noqa: F811
+    ((code, said),) = run_ranks(on_a_small_disk, 1, place, command)
+    assert code == 2
+    assert "--ckpt_path: a checkpoint, and what else is written there, needs" in said
+
+
+def on_a_small_disk(argv):
+    import shutil
+    from collections import namedtuple
+
+    usage, whole = namedtuple("usage", "total used free"), shutil.disk_usage
+    # Enough for the model and its records, not for a checkpoint too.
+    free = 32 * 2**20 + 300_000
+    shutil.disk_usage = lambda path: usage(0, 0, free) if "checkpoints" in str(path) else whole(path)
+    return run_to_status(argv)
+
+
+def test_copies_are_models_that_transformers_loads(place, command):  # noqa: F811
+    import transformers
+
+    more = ["--save_hf_ckpt", "--save_steps", "4", "--max_ckpt_num", "2"]
+    run_ranks(train.main, 2, place, [*command, *more])
+    root = place / "out/checkpoints"
+    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    assert names == ["global_step8", "global_step8_hf", "global_step9", "global_step9_hf"]
+    assert same(root / "global_step9_hf", place / "out")
+    transformers.AutoModelForCausalLM.from_pretrained(root / "global_step8_hf")
+    run_ranks(train.main, 1, place, with_path(command, place / "b", "--disable_ds_ckpt", "--save_hf_ckpt"))
+    names = sorted(path.name for path in (place / "b/checkpoints").iterdir())
+    assert names == ["global_step3_hf", "global_step6_hf", "global_step9_hf"]
+    assert json.loads((place / "b/checkpoints/global_step3_hf/config.json").read_text())["model_type"] == "llama"
