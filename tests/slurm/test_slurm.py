@@ -105,10 +105,13 @@ def whole(cluster, place):
 @pytest.mark.parametrize("command", [("scontrol", "requeue"), ("scancel", "--signal=USR1")], ids=["preempted", "USR1"])
 def test_an_interrupted_job_goes_on_and_ends_as_if_it_had_not_been(cluster, place, whole, command):
     job = Job(cluster, place, f"{command[0]}ed")
-    assert 5 <= job.interrupt(*command) < STEPS
+    done = job.interrupt(*command)
+    assert 5 <= done < STEPS
     job.wait_for_state("COMPLETED")
     assert cluster.job(job.number)["Restarts"] == "1"
-    assert "exit code 75" in job.log.read_text()
+    log = job.log.read_text()
+    assert "task 0: Exited with exit code 75" in log
+    assert f"{done} of {STEPS} steps are done" in log
     assert job.steps() == whole.steps()
     weights = [folder / "model.safetensors" for folder in (job.out, whole.out)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
