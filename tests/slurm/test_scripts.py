@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -57,3 +58,8 @@ def test_sbatch_reads_every_option_of_a_script(script):
     text = script.read_text()
     assert "#SBATCH" not in text[text.index(commands(script)[0]) :]
     subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_finds_nothing():
+    subprocess.run(["shellcheck", PLAIN, CONTAINER, *Path(__file__).parent.glob("*.sh")], check=True)
