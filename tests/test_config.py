@@ -137,7 +137,7 @@ def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
         flat["max_tokens_per_micro_batch"] += flat["max_len"]
     config = from_flat(flat)
     try:
-        check(config, lambda name: name, is_training=True)
+        check(config, lambda name: name, "train")
     except ConfigError:
         assume(False)
     path = tmp_path_factory.mktemp("run") / "run.yaml"

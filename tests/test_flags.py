@@ -190,8 +190,7 @@ SENTENCES = [
     ("--dataset again", "--dataset: may stand once; got it twice. Put all its values after one."),
     ("--config a.yaml --config b.yaml", "--config: may stand once; got it twice. Give one file."),
     ("--config no.yaml", "--config: must be a YAML file; got 'no.yaml' (No such file or directory). Check the path."),
-    ("--lora_rank 8", "--lora_rank: LoRA is not in this version; got 8. Leave it out."),
-    ("--target_modules q v", "--target_modules: LoRA is not in this version; got q v. Leave it out."),
+    ("--zpg 2", "--zpg: ZeRO++ is not in this version; got 2. Leave it out."),
     ("--save_steps 100", "--save_steps: checkpoints are not in this version; got 100. Leave it out."),
     ("--ckpt_path x", "--ckpt_path: checkpoints are not in this version; got x. Leave it out."),
     ("--load_checkpoint", "--load_checkpoint: checkpoints are not in this version; got true. Leave it out."),
@@ -305,7 +304,7 @@ FILES = [
      "Correct the line."),
     ("beta: *x", "run.yaml:1: must be YAML; got an error there: found undefined alias 'x'. Correct the line."),
     ("beta: \x01", "run.yaml: must be YAML; got an error there: text that YAML cannot hold. Correct the line."),
-    ("lora_rank: 8", "run.yaml: lora_rank: LoRA is not in this version; got 8. Leave it out."),
+    ("zpg: 8", "run.yaml: zpg: ZeRO++ is not in this version; got 8. Leave it out."),
     ("train_batch_size: 1", "run.yaml: train_batch_size: must be at least 2 with --loss_type kto, whose reference "
      "point pairs each prompt with another row's completion; got 1. Raise it, or take --loss_type apo_zero_unpaired."),
 ]  # fmt: skip

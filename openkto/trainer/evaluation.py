@@ -7,6 +7,7 @@ import torch
 from openkto.data.loader import KTODataLoader
 from openkto.models.loss import KTOLoss
 from openkto.trainer.forwards import (
+    Reference,
     Strategy,
     batch_rows,
     forward,
@@ -19,7 +20,7 @@ from openkto.trainer.metrics import MetricWindow
 
 @torch.no_grad()
 def evaluate_set(
-    model: Any, ref_model: Any, strategy: Strategy, loss: KTOLoss, name: str, loader: KTODataLoader
+    model: Any, reference: Reference, strategy: Strategy, loss: KTOLoss, name: str, loader: KTODataLoader
 ) -> dict[str, float]:
     """Return a set's metrics, the same on every rank.
 
@@ -27,9 +28,8 @@ def evaluate_set(
         TrainingError: a log-probability is not finite.
     """
     window, place = MetricWindow(loss), f"evaluation set {name}"
-    model.eval()
     for batch in loader:
-        before = forward_without_gradient(model, ref_model, strategy, loss, batch, place)
+        before = forward_without_gradient(model, reference, strategy, loss, batch, place)
         parts = []
         for micro_batch, ref_log_prob_B in zip(batch.matched, before.ref_log_prob, strict=True):
             log_prob_B = forward(model, micro_batch, strategy.device).cpu()

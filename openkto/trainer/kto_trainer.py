@@ -6,10 +6,11 @@ Units:   nats.
 
 import tempfile
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -17,7 +18,6 @@ from openkto.data.loader import KTODataLoader, RankBatch
 from openkto.distributed.gather import gather_weights
 from openkto.distributed.strategy import StepResult
 from openkto.errors import ConfigError, OpenKTOError, TrainingError
-from openkto.models.export import export_model
 from openkto.models.loss import KTOLoss, LossType
 from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.forwards import (
@@ -29,6 +29,7 @@ from openkto.trainer.forwards import (
     stop_unless_finite,
     to_device,
 )
+from openkto.trainer.reference import make_reference
 from openkto.trainer.reporter import FitArgs, Position, Reporter, StepReport
 from openkto.trainer.schedule import learning_rates
 
@@ -50,7 +51,7 @@ class KTOTrainer:
 
     Args:
         model: the policy's engine, from `strategy.prepare`.
-        ref_model: the frozen reference, from there too.
+        ref_model: the frozen reference, from there too; None where the policy has an adapter, which is off then.
         tokenizer: the model's tokenizer, saved with it.
         strategy: see `TrainingStrategy`.
         optim: the optimizer that was given to `strategy.prepare`.
@@ -104,11 +105,12 @@ class KTOTrainer:
         self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader
         if aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
+        self.reference = make_reference(model, model.module, ref_model, strategy)
         self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type)
         self.aux_loss_coef = aux_loss_coef
         self.max_epochs = max_epochs
-        # Under ZeRO-3 a parameter's own size is that of what this rank holds of it.
-        self.num_parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
+        self.num_parameters = count(model.parameters())
+        self.num_trainable = count(p for p in model.parameters() if p.requires_grad)
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -165,9 +167,9 @@ class KTOTrainer:
     # ---- one step ---------------------------------------------------------------------------------------------------
 
     def _train_step(self, step: int, batch: RankBatch, learning_rate: float, with_entropy: bool) -> StepReport:
-        self.model.train()
         place = f"step {step}"
-        before = forward_without_gradient(self.model, self.ref_model, self.strategy, self.loss, batch, place)
+        before = forward_without_gradient(self.model, self.reference, self.strategy, self.loss, batch, place)
+        self.model.train()
         has_aux_loss = self.aux_loss_coef > 0
         parts, aux_loss = [], torch.zeros((), device=self.strategy.device)
         for m, ref_log_prob_B in enumerate(before.ref_log_prob):
@@ -217,7 +219,7 @@ class KTOTrainer:
             TrainingError: a log-probability is not finite.
         """
         return {
-            name: evaluate_set(self.model, self.ref_model, self.strategy, self.loss, name, loader)
+            name: evaluate_set(self.model, self.reference, self.strategy, self.loss, name, loader)
             for name, loader in self.eval_dataloaders.items()
         }
 
@@ -228,14 +230,14 @@ class KTOTrainer:
     # ---- the result -------------------------------------------------------------------------------------------------
 
     def save_model(self, folder: str, dtype: torch.dtype) -> None:
-        """Write the model and its tokenizer as a Hugging Face folder; all ranks must call it.
+        """Write the model, or its adapter, with the tokenizer as a Hugging Face folder; all ranks must call it.
 
         Raises:
             TrainingError: a weight is not finite, in this dtype.
             OpenKTOError: the folder cannot be written; the model is then in a temporary folder, if that can be.
         """
         actor = self.model.module
-        weights = gather_weights(self.model, actor.model, dtype)
+        weights = gather_weights(self.model, actor.model, dtype, trainable_alone=actor.has_adapter)
         if self.strategy.rank != 0:
             return
         broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
@@ -245,13 +247,17 @@ class KTOTrainer:
                 f"{broken[0]} and {len(broken) - 1} more, and nothing was saved. Lower --learning_rate, or pass "
                 "--export_dtype fp32."
             )
-        rest = (actor.model, weights, self.tokenizer)
         try:
-            export_model(*rest, folder, dtype, actor.config_as_loaded)
+            actor.export(weights, self.tokenizer, folder, dtype)
         except OpenKTOError as error:
             # Hours of training are in these weights: any place is better than none.
             refuge = tempfile.mkdtemp(prefix="openkto-")
-            export_model(*rest, refuge, dtype, actor.config_as_loaded)
+            actor.export(weights, self.tokenizer, refuge, dtype)
             raise OpenKTOError(
                 f"{error} The trained model was saved to {refuge} instead: move it from there."
             ) from error
+
+
+def count(parameters: Iterable[nn.Parameter]) -> int:
+    """Return the number of weights; under ZeRO-3 a parameter's own size is that of what this rank holds of it."""
+    return sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in parameters)

@@ -1,0 +1,156 @@
+"""LoRA under DeepSpeed: one reference in two modes, at every stage and number of ranks, and what checkpointing leaves."""
+
+import json
+
+import pytest
+import torch
+
+from openkto.config import LoraConfig
+from openkto.distributed.gather import gather_weights
+from openkto.models import Actor
+from tests.ranks import run_ranks
+from tests.tiny import Oracle, make_trainer, quiet_args, tiny_llama, token_rows
+
+MIXED = [True, False, True, True, False, False, True]
+LORA = LoraConfig(lora_rank=4, lora_alpha=8)
+LR, BETA, STEPS = 1e-3, 0.3, 4
+NAMES = ("loss", "kl", "kl_unclamped", "grad_norm", "rewards/chosen", "rewards/rejected", "logps/chosen")
+
+
+def train(folder, more=None, lora=LORA):
+    """Train an adapter; return (metrics lines, what trained) on rank 0, None elsewhere."""
+    settings = {"lr": LR, "beta": BETA, "ref_mode": "adapter", "micro": 2} | (more or {})
+    start = settings.pop("start", None)
+    steps = settings.pop("steps", STEPS)
+    if start is not None:
+        settings["model"] = lambda: start
+    trainer, strategy = make_trainer(token_rows(MIXED, 3), batch=4, steps=steps, lora=lora, **settings)
+    trainer.fit(quiet_args(folder, steps, log_batches=True, eval_at_start="eval_rows" in settings))
+    weights = gather_weights(trainer.model, trainer.model.module.model, torch.float32, trainable_alone=True)
+    return (read_lines(folder, "train"), weights) if strategy.rank == 0 else None
+
+
+def read_lines(folder, kind):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def assert_same(expected, got):
+    for line, other in zip(expected[0], got[0], strict=True):
+        assert line.keys() == other.keys()
+        for name in set(NAMES) & line.keys():
+            assert other[name] == pytest.approx(line[name], rel=1e-5, abs=2e-5), name
+    assert expected[1].keys() == got[1].keys()
+    for name, value in expected[1].items():
+        torch.testing.assert_close(got[1][name], value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """One rank, one micro-batch, a second model as the reference."""
+    folder = tmp_path_factory.mktemp("one")
+    return *run_ranks(train, 1, folder, folder, {"ref_mode": "model", "micro": 4})[0], folder
+
+
+def test_an_adapter_trains_as_the_definition_says_in_float64(one_rank):
+    lines, weights, folder = one_rank
+    items = {item["row"]: item for item in token_rows(MIXED, 3).items}
+    oracle = Oracle(Actor(tiny_llama(), lora=LORA).model, beta=BETA, lr=LR, reference=tiny_llama())
+    for line, text in zip(lines, (folder / "batches.jsonl").read_text().splitlines(), strict=True):
+        batch = json.loads(text)
+        step = oracle.step([items[r] for r in batch["rows"]], [items[r] for r in batch["kl_rows"]])
+        assert line["loss"] == pytest.approx(step.loss, rel=1e-5)
+        assert line["kl"] == pytest.approx(step.z_ref, rel=1e-4, abs=1e-5)
+        assert line["grad_norm"] == pytest.approx(step.grad_norm, rel=1e-4)
+    trained = {name: p for name, p in oracle.policy.named_parameters() if p.requires_grad}
+    assert trained.keys() == weights.keys()
+    assert len(weights) == 2 * 7 * 2  # A and B of seven linear layers in two blocks
+    for name, value in trained.items():
+        torch.testing.assert_close(weights[name].double(), value.detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("world_size", "mode"), [(1, "adapter"), (2, "adapter"), (2, "model")])
+def test_both_reference_modes_give_the_same_numbers_everywhere(one_rank, zero_stage, world_size, mode, tmp_path):
+    more = {"zero_stage": zero_stage, "ref_mode": mode}
+    assert_same(one_rank[:2], run_ranks(train, world_size, tmp_path, tmp_path / "a", more)[0])
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_changes_no_gradient(one_rank, zero_stage, use_reentrant, tmp_path):
+    more = {"zero_stage": zero_stage, "gradient_checkpointing": True, "use_reentrant": use_reentrant}
+    lines, weights = run_ranks(train, 2, tmp_path, tmp_path / "a", more)[0]
+    assert_same(one_rank[:2], (lines, weights))
+    (_, after_one_step) = run_ranks(train, 2, tmp_path, tmp_path / "b", more | {"steps": 1})[0]
+    b_matrices = [tensor for name, tensor in after_one_step.items() if "lora_B" in name]
+    assert len(b_matrices) == 14
+    assert all(bool(tensor.any()) for tensor in b_matrices)
+
+
+@pytest.mark.parametrize("mode", ["model", "adapter"])
+@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "fp32"), (3, "fp32"), (0, "bf16"), (2, "bf16")])
+def test_rewards_are_exactly_zero_before_the_first_update(mode, zero_stage, dtype, tmp_path):
+    more = {"zero_stage": zero_stage, "ref_mode": mode, "param_dtype": dtype, "steps": 1}
+    (line,), _ = run_ranks(train, 2, tmp_path, tmp_path / "a", more)[0]
+    assert line["rewards/chosen"] == line["rewards/rejected"] == line["kl_unclamped"] == 0.0
+    assert line["loss"] == 0.5
+    assert line["grad_norm"] > 0
+
+
+def write_start(folder):
+    """Save a base model and, as `adapter`, a random adapter on it that changes what it computes."""
+    tiny_llama().save_pretrained(folder / "base")
+    actor = Actor(str(folder / "base"), lora=LoraConfig(lora_rank=4, lora_alpha=8, lora_dropout=0.5))
+    torch.manual_seed(5)
+    for name, parameter in actor.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    actor.model.save_pretrained(folder / "adapter")
+    return str(folder / "adapter"), actor
+
+
+@pytest.mark.parametrize("mode", ["model", "adapter"])
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_training_that_starts_from_an_adapter_has_that_adapter_as_its_reference(mode, zero_stage, tmp_path):
+    start, actor = write_start(tmp_path)
+    more = {"zero_stage": zero_stage, "ref_mode": mode, "start": start}
+    lines, weights = run_ranks(train, 2, tmp_path, tmp_path / "a", more, None)[0]
+    assert lines[0]["rewards/chosen"] == lines[0]["kl_unclamped"] == 0.0
+    assert lines[-1]["rewards/chosen"] != 0.0
+    # The policy of the first step is base and adapter together, not the base.
+    batch = json.loads((tmp_path / "a/batches.jsonl").read_text().splitlines()[0])
+    rows = [token_rows(MIXED, 3).items[r] for r in batch["rows"]]
+    log_probs = [float(Oracle._log_prob(actor.model.eval(), row, row)) for row in rows if row["label"]]
+    assert lines[0]["logps/chosen"] == pytest.approx(sum(log_probs) / len(log_probs), rel=1e-5)
+    assert len(weights) == 28
+    assert not any(".start." in name for name in weights)
+
+
+def test_dropout_is_in_the_forwards_that_train_and_nowhere_else(tmp_path):
+    start, _ = write_start(tmp_path)
+    evaluation = {"eval_rows": token_rows([True, False, True], seed=4)}
+    for dropout in (0.0, 0.5):
+        more = {"start": start, "steps": 1} | evaluation
+        (line,), _ = run_ranks(train, 2, tmp_path, tmp_path / str(dropout), more, LoraConfig(lora_dropout=dropout))[0]
+        assert line["kl_unclamped"] == 0.0
+        at_start = read_lines(tmp_path / str(dropout), "eval")[0]
+        assert at_start["step"] == at_start["rewards/chosen"] == at_start["kl_unclamped"] == 0.0
+        assert (line["rewards/chosen"] == 0.0) is (dropout == 0.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use_dora": True},
+        {"use_rslora": True, "target_modules": ["q_proj", "mlp.up_proj", "embed_tokens"]},
+        {"lora_modules_to_save": ["lm_head"]},
+    ],
+    ids=["dora", "rslora-embedding", "whole-head"],
+)
+def test_every_kind_of_adapter_is_the_same_sharded(change, tmp_path):
+    lora = LoraConfig(lora_rank=4, **change)
+    alone = run_ranks(train, 1, tmp_path, tmp_path / "a", {"ref_mode": "model"}, lora)[0]
+    assert alone[0][0]["rewards/chosen"] == pytest.approx(0.0, abs=1e-6)
+    assert all(bool(tensor.any()) for tensor in alone[1].values())
+    assert_same(alone, run_ranks(train, 2, tmp_path, tmp_path / "b", {"zero_stage": 3}, lora)[0])
