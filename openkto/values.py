@@ -94,7 +94,7 @@ def rule(item: dataclasses.Field[Any]) -> str:
         "float | str": "auto or a number",
         "bool": "true or false",
         "str": "a path or name" if known.is_path else "text",
-        "list[str]": "one or more paths or names" if known.is_path else "one or more names",
+        "list[str]": "one or more paths or names",
         "list[float]": "numbers, each",
         "tuple[float, float]": "two numbers",
     }

@@ -355,7 +355,7 @@ def test_a_key_in_the_file_is_refused_and_not_repeated(tmp_path):
     ("flags", "warning"),
     [
         ("--learning_rate 1e-4", "--learning_rate: 0.0001 is above 5e-05, where KTO tends to break the model; "
-         "5e-7 to 5e-6 is usual."),
+         "5e-7 to 5e-6 is usual, with LoRA ten times that."),
         ("--eval_steps 5", "--eval_steps: nothing to evaluate without --eval_dataset."),
         ("--overlap_comm --zero_stage 0", "--overlap_comm: has no effect at --zero_stage 0."),
         ("--lr_scheduler linear --min_lr_ratio 0.5", "--min_lr_ratio: has no effect, as linear has no floor."),

@@ -13,7 +13,6 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -179,19 +178,13 @@ def _check_names(model: PreTrainedModel, settings: LoraConfig) -> None:
 
 
 def _check_head(adapted: peft.PeftModel, place: str) -> None:
-    """Raise where LoRA is on the head, whose weight is used in chunks without it, or on what trains whole."""
+    """Raise where LoRA is on the head, whose weight is used in chunks without it."""
     model: Any = adapted.get_base_model()
     if isinstance(model.get_output_embeddings(), BaseTunerLayer):
         raise ConfigError(
             f"{place}: the head cannot be adapted; got one with LoRA on it. Name it in --lora_modules_to_save, which "
             "trains it whole, or leave it out."
         )
-    for name, module in adapted.named_modules():
-        if isinstance(module, ModulesToSaveWrapper) and isinstance(module.original_module, BaseTunerLayer):
-            raise ConfigError(
-                f"{place}: a module that trains whole cannot be adapted too; got both for "
-                f"{name.removeprefix('base_model.model.')}. Name it in --target_modules or in --lora_modules_to_save."
-            )
 
 
 def _one_line(error: Exception) -> str:
