@@ -130,7 +130,14 @@ def values_of(item) -> st.SearchStrategy:
     return st.none() | strategy if "None" in str(item.type) else strategy
 
 
-FIXED = {"use_ms": False, "load_in_4bit": False, "use_wandb": False, "ds_config": None, "local_rank": -1, "input_template": None}
+FIXED = {
+    "use_ms": False,
+    "load_in_4bit": False,
+    "use_wandb": False,
+    "ds_config": None,
+    "local_rank": -1,
+    "input_template": None,
+}
 
 
 @given(flat=st.fixed_dictionaries({name: values_of(item) for name, item in settings().items()}))

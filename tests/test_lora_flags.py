@@ -1,4 +1,4 @@
-"""The rules between the settings of LoRA and of the reference: what goes together, and the sentence where it does not."""
+"""The rules between the settings of LoRA and of the reference, and the sentence for each that is broken."""
 
 import json
 
@@ -57,13 +57,13 @@ def test_the_flags_of_openrlhf_and_peft_are_read():
         ),
         (
             "--lora_rank 8 --ref_mode adapter --ref_pretrain other",
-            "--ref_mode: adapter takes the policy itself as the reference; got --ref_pretrain other. Leave --ref_pretrain "
-            "out, or take model.",
+            "--ref_mode: adapter takes the policy itself as the reference; got --ref_pretrain other. Leave "
+            "--ref_pretrain out, or take model.",
         ),
         (
             "--lora_rank 8 --load_in_4bit --zero_stage 3",
-            "--load_in_4bit: needs whole weights on each GPU; got --zero_stage 3, which shards them. Take --zero_stage 2, "
-            "or leave it out.",
+            "--load_in_4bit: needs whole weights on each GPU; got --zero_stage 3, which shards them. Take "
+            "--zero_stage 2, or leave it out.",
         ),
     ],
 )
@@ -75,8 +75,8 @@ def test_what_does_not_go_together_is_one_sentence(flags, sentence, monkeypatch)
 def test_4bit_says_which_package_it_lacks(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert refusal("--lora_rank", "8", "--load_in_4bit") == (
-        "--load_in_4bit: needs the package bitsandbytes; got a Python without it. Run pip install bitsandbytes, or leave "
-        "it out."
+        "--load_in_4bit: needs the package bitsandbytes; got a Python without it. Run pip install bitsandbytes, or "
+        "leave it out."
     )
 
 
@@ -112,8 +112,8 @@ def test_merging_takes_an_adapter_and_a_folder(adapter):
     config, _ = parse(["--pretrain", adapter, "--save_path", "whole"], "merge_lora")
     assert (config.model.pretrain, config.output.save_path) == (adapter, "whole")
     assert refusal(command="merge_lora", needed=["--pretrain", "m", "--save_path", "x"]) == (
-        "--pretrain: must be the folder of an adapter, with its adapter_config.json; got 'm'. Name the --save_path of a "
-        "run with --lora_rank."
+        "--pretrain: must be the folder of an adapter, with its adapter_config.json; got 'm'. Name the --save_path of "
+        "a run with --lora_rank."
     )
     assert refusal(command="merge_lora", needed=["--pretrain", adapter]).startswith("--save_path: is required")
     for flag, what in (("--beta", "train and evaluate"), ("--lora_rank", "training")):

@@ -102,7 +102,9 @@ def read_adapter_config(folder: str) -> peft.LoraConfig:
             f"{folder}: cannot read adapter_config.json: {_one_line(error)} Save the adapter again."
         ) from error
     if not isinstance(known, peft.LoraConfig):
-        raise ConfigError(f"{folder}: must be a LoRA adapter; got {known.peft_type}. Name one that is.")
+        raise ConfigError(
+            f"{folder}: must be a LoRA adapter; got {str(known.peft_type).removeprefix('PeftType.')}. Name one that is."
+        )
     if not (isinstance(known.init_lora_weights, bool) or known.init_lora_weights in PLAIN_STARTS):
         raise ConfigError(
             f"{folder}: the adapter must leave its base model alone; got one made by {known.init_lora_weights}, which "

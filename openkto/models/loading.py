@@ -49,6 +49,7 @@ def load_model(
     attention = choose_attention(attn_implementation, dtype)
     config = load_config(pretrain, trust_remote_code)
     pretrain = base_of(pretrain)
+    quantization = _in_4bit(dtype) if load_in_4bit else {}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             pretrain,
@@ -57,7 +58,7 @@ def load_model(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             **({"attn_implementation": attention} if attention else {}),
-            **(_in_4bit(dtype) if load_in_4bit else {}),
+            **quantization,
         )
     except (MemoryError, torch.OutOfMemoryError):
         raise

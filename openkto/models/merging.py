@@ -29,13 +29,6 @@ def merge_adapter(
     model = load_model(pretrain, dtype=torch.float32, trust_remote_code=trust_remote_code)
     Path(folder).mkdir(parents=True, exist_ok=True)
     check_space(folder, model.num_parameters(), dtype)
+    # Where one of a tied pair was trained whole, peft unties them in the configuration.
     whole: Any = load_adapter(model, pretrain).merge_and_unload(safe_merge=True)
-    if whole.config.tie_word_embeddings and not is_tied(whole):
-        # One of the two was trained whole: tied again at loading, the other would be lost.
-        whole.config.tie_word_embeddings = False
     export_model(whole.to(dtype), whole.state_dict(), tokenizer, folder, dtype, {})
-
-
-def is_tied(model: Any) -> bool:
-    """Return whether the head's weight is the embedding's."""
-    return model.get_input_embeddings().weight is model.get_output_embeddings().weight

@@ -133,7 +133,8 @@ class KTOTrainer:
         step = updates = loader.start_at(consumed_samples)
         total_steps = args.max_steps or self.max_epochs * steps_per_epoch
         last_step = min(total_steps, args.stop_after_steps or total_steps)
-        reporter = Reporter(args, self.strategy, self.num_parameters, self.loss, loader, step, total_steps)
+        sizes = (self.num_parameters, self.num_trainable)
+        reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, step, total_steps)
         try:
             if args.eval_at_start:
                 self._evaluate_and_report(reporter, Position(step, consumed_samples, loader.num_rows))

@@ -85,7 +85,7 @@ class Reporter:
 
     Args:
         args: see `FitArgs`.
-        strategy, num_parameters, loss, loader: the trainer's.
+        strategy, num_parameters, num_trainable, loss, loader: the trainer's.
         first_step: steps done before; a run that starts afresh sets an earlier run's files aside.
         total_steps: of the schedule.
     """
@@ -95,13 +95,14 @@ class Reporter:
         args: Any,
         strategy: Any,
         num_parameters: int,
+        num_trainable: int,
         loss: KTOLoss,
         loader: KTODataLoader,
         first_step: int,
         total_steps: int,
     ) -> None:
         self.args, self.strategy = args, strategy
-        self.throughput = Throughput(num_parameters, strategy.world_size, strategy.device)
+        self.throughput = Throughput(num_parameters, num_trainable, strategy.world_size, strategy.device)
         self.window = MetricWindow(loss)
         self.reports: list[StepReport] = []
         self.num_tokens = self.same_prompt = self.same_completion = self.skipped = 0
@@ -118,6 +119,7 @@ class Reporter:
             self.progress = Progress(total_steps, first_step)
             run = environment(strategy.world_size, strategy.device) | {
                 "parameters": num_parameters,
+                "trainable_parameters": num_trainable,
                 "rows": loader.num_rows,
             }
             self.trackers.log("run", 0, run)
