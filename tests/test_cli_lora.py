@@ -153,6 +153,13 @@ def test_a_merged_model_has_its_bases_dtype_unless_told_otherwise(place, capsys)
         assert status(merge_lora.main, argv, capsys)[0] == 0
         loaded = transformers.AutoModelForCausalLM.from_pretrained(place / "whole", dtype="auto")
         assert loaded.dtype == dtype
+    # The sum of a bfloat16 base and a float32 adapter is rounded once, at the end.
+    base = transformers.AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
+    exact = peft.PeftModel.from_pretrained(base, place / "out").merge_and_unload().state_dict()
+    argv = ["--pretrain", f"{place}/out", "--save_path", f"{place}/whole"]
+    assert status(merge_lora.main, argv, capsys)[0] == 0
+    merged = transformers.AutoModelForCausalLM.from_pretrained(place / "whole", dtype="auto").state_dict()
+    assert all(torch.equal(tensor, exact[name].bfloat16()) for name, tensor in merged.items())
     assert status(merge_lora.main, [*argv[:3], f"{place}/model"], capsys)[0] == 2
     code, text = status(merge_lora.main, [*argv[:3], f"{place}/out"], capsys)
     assert code == 2

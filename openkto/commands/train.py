@@ -81,6 +81,9 @@ def main(argv: list[str]) -> None:
         is_own_reference = ref_is_adapter(config.model, has_adapter=actor.has_adapter)
         ref_actor = None if is_own_reference else load_actor(config, reference, strategy.load_dtype, trains=False)
     trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor), rows, eval_rows)
+    if actor.has_adapter:
+        log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
+        log.info("the reference is %s", "the policy as it starts" if ref_actor is None else reference)
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
