@@ -2,7 +2,8 @@
 
     python -m benchmarks.lora MODEL ROWS [flags of openkto train]
 
-The processor's seconds are those of the whole process, start included; on a busy machine they say more than the clock's.
+The processor's seconds are those of the whole process, start included; on a busy
+machine they say more than the clock's.
 """
 
 import json
