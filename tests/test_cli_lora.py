@@ -161,6 +161,9 @@ def test_a_merged_model_has_its_bases_dtype_unless_told_otherwise(place, capsys)
     merged = transformers.AutoModelForCausalLM.from_pretrained(place / "whole", dtype="auto").state_dict()
     assert all(torch.equal(tensor, exact[name].bfloat16()) for name, tensor in merged.items())
     assert status(merge_lora.main, [*argv[:3], f"{place}/model"], capsys)[0] == 2
+    code, text = status(merge_lora.main, [*argv[:3], "/proc/nothing"], capsys)
+    assert code == 2
+    assert "--save_path: must be a folder that can be written; got /proc/nothing" in text
     code, text = status(merge_lora.main, [*argv[:3], f"{place}/out"], capsys)
     assert code == 2
     assert "--save_path: must not be the folder of the adapter or its base model" in text

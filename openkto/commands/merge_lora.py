@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 
 from openkto.errors import ConfigError
 from openkto.flags import parse
@@ -16,6 +17,7 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, _ = parse(argv, "merge_lora")
+    from openkto.commands.train import make_folder
     from openkto.models.adapter import base_of
     from openkto.models.loading import load_tokenizer
     from openkto.models.merging import merge_adapter
@@ -31,6 +33,7 @@ def main(argv: list[str]) -> None:
         use_fast=not settings.disable_fast_tokenizer,
         trust_remote_code=settings.trust_remote_code,
     )
+    make_folder(Path(folder))
     log.info("%s: adding the adapter to %s", settings.pretrain, base)
     merge_adapter(
         settings.pretrain,

@@ -18,6 +18,7 @@ def merge_adapter(
     The sum is made in float32 and rounded once.
 
     Args:
+        folder: there already.
         export_dtype: of the weights; None is the base model's own.
 
     Raises:
@@ -27,7 +28,6 @@ def merge_adapter(
     own: Any = load_config(pretrain, trust_remote_code).dtype or torch.float32
     dtype: torch.dtype = DTYPES[export_dtype] if export_dtype else own
     model = load_model(pretrain, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    Path(folder).mkdir(parents=True, exist_ok=True)
     check_space(folder, model.num_parameters(), dtype)
     # Where one of a tied pair was trained whole, peft unties them in the configuration.
     whole: Any = load_adapter(model, pretrain).merge_and_unload(safe_merge=True)
