@@ -147,8 +147,16 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         "gradient_checkpointing": more.pop("gradient_checkpointing", False),
         "use_reentrant": more.pop("use_reentrant", False),
     }
-    actor = Actor((model or tiny_llama)(), **settings).to(strategy.load_dtype)
-    reference = Actor((more.pop("reference", None) or model or tiny_llama)()).to(strategy.load_dtype)
+    is_own_reference = more.pop("ref_mode", "model") == "adapter"
+    source, reference = (model or tiny_llama)(), None
+    loading = {"dtype": strategy.load_dtype} if isinstance(source, str) else {}
+    with strategy.model_loading():
+        actor = Actor(source, **settings, **loading, lora=more.pop("lora", None), keeps_start=is_own_reference)
+        other = more.pop("reference", None) or model or tiny_llama
+        if not is_own_reference:
+            reference = Actor(other(), **loading)
+    if not loading:
+        actor, reference = (m and m.to(strategy.load_dtype) for m in (actor, reference))
     place = {"rank": strategy.rank, "world_size": strategy.world_size}
     needs = more.get("loss_type", "kto") == "kto"
     loader = KTODataLoader(rows, batch, micro, **place, seed=more.pop("seed", 1), needs_mismatched=needs)

@@ -34,6 +34,14 @@ class Strategy(Protocol):
     def gather_rows(self, values_LC: Tensor) -> NDArray[np.float64]: ...
 
 
+class Reference(Protocol):
+    """Where the reference's log-probabilities come from; see `openkto/trainer/reference.py`."""
+
+    def log_probs(self, micro_batches: list[MicroBatch], between: Callable[[], None]) -> list[Tensor]:
+        """Return each micro-batch's log-probabilities, [B] float64, without gradient; called once a batch."""
+        ...
+
+
 class BeforeGradient(NamedTuple):
     """What a batch's forwards without gradient give."""
 
@@ -46,7 +54,7 @@ class BeforeGradient(NamedTuple):
 @torch.no_grad()
 def forward_without_gradient(
     model: Any,
-    ref_model: Any,
+    reference: Reference,
     strategy: Strategy,
     loss: KTOLoss,
     batch: RankBatch,
@@ -56,7 +64,7 @@ def forward_without_gradient(
     """Run the policy on the mismatched pairs and the reference on everything, then agree on z_ref.
 
     All of it comes before the first backward: z_ref is exact for every micro-batch, and ZeRO-3 keeps its prefetch
-    order.
+    order. The policy is left in evaluation mode: an adapter's dropout belongs to the forwards that train.
 
     Args:
         place: names the batch in an error.
@@ -66,23 +74,15 @@ def forward_without_gradient(
         TrainingError: a log-ratio of a mismatched pair is not finite.
     """
     device, mismatched = strategy.device, [strip_prefix(m) for m in batch.mismatched]
-
-    def run(a_model: Any, micro_batches: list[MicroBatch]) -> list[Tensor]:
-        log_probs = []
-        for micro_batch in micro_batches:
-            between()
-            log_probs.append(forward(a_model, micro_batch, device))
-        return log_probs
-
-    policy = run(model, mismatched)
-    with strategy.reference_forward(ref_model):
-        reference = run(ref_model, mismatched)
-        ref_log_prob = run(ref_model, batch.matched)
+    model.eval()
+    policy = forward_all(model, mismatched, device, between)
+    ref_log_prob = reference.log_probs([*mismatched, *batch.matched], between)
+    ref_mismatched, ref_matched = ref_log_prob[: len(mismatched)], ref_log_prob[len(mismatched) :]
     log_ratio_L = torch.zeros(0, dtype=torch.float64)
     row_L = torch.zeros(0, dtype=torch.int64)
     if mismatched:
         is_real_L = torch.cat([is_real(m) for m in mismatched])
-        log_ratio_L = torch.cat([p - r for p, r in zip(policy, reference, strict=True)]).cpu()[is_real_L]
+        log_ratio_L = torch.cat([p - r for p, r in zip(policy, ref_mismatched, strict=True)]).cpu()[is_real_L]
         row_L = torch.cat([m["row"] for m in mismatched])[is_real_L]
     totals = strategy.all_reduce(
         [
@@ -97,17 +97,28 @@ def forward_without_gradient(
     rows, matched_tokens, mismatched_tokens, slots, same_completion = (int(t) for t in totals[1:])
     counts = StepCounts(rows, matched_tokens, mismatched_tokens, slots, batch.same_prompt, same_completion)
     if not loss.needs_z_ref:
-        return BeforeGradient(ref_log_prob, totals.new_zeros(()), None, counts)
+        return BeforeGradient(ref_matched, totals.new_zeros(()), None, counts)
     if not bool(totals[0].isfinite()):
         pairs_NC = strategy.gather_rows(torch.stack([row_L.double(), log_ratio_L], dim=1).to(device))
         stop_unless_finite(f"{place}, mismatched pairs", pairs_NC[:, 0], pairs_NC[:, 1])
-    return BeforeGradient(ref_log_prob, reference_point(totals[0], totals[1]), float(totals[0] / totals[1]), counts)
+    return BeforeGradient(ref_matched, reference_point(totals[0], totals[1]), float(totals[0] / totals[1]), counts)
 
 
 def forward(model: Any, micro_batch: MicroBatch, device: torch.device) -> Tensor:
     """Return the micro-batch's log-probabilities, [B] float64."""
     on_device = to_device(micro_batch, device)
     return model(on_device["input_ids"], on_device["attention_mask"], on_device["loss_mask"]).log_prob_B
+
+
+def forward_all(
+    model: Any, micro_batches: list[MicroBatch], device: torch.device, between: Callable[[], None]
+) -> list[Tensor]:
+    """Return each micro-batch's log-probabilities, with a call of `between` before each forward."""
+    log_probs = []
+    for micro_batch in micro_batches:
+        between()
+        log_probs.append(forward(model, micro_batch, device))
+    return log_probs
 
 
 def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:

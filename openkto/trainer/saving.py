@@ -6,7 +6,7 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from openkto.distributed.gather import gather_weights
 from openkto.distributed.launch import is_first_rank
 from openkto.distributed.watchdog import Watchdog
 from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError, TrainingError
-from openkto.models.export import export_model
 from openkto.stops import StopRequest
 from openkto.trainer.environment import environment
 from openkto.trainer.fit_args import FitArgs
@@ -212,7 +211,7 @@ def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> di
 
 
 def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, has_refuge: bool) -> None:
-    """Write the policy and its tokenizer as a Hugging Face folder; all ranks must call it.
+    """Write the policy, or its adapter, with the tokenizer as a Hugging Face folder; all ranks must call it.
 
     Args:
         has_refuge: where the folder cannot be written, write into a temporary one: hours of training are in the
@@ -223,7 +222,7 @@ def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, 
         OpenKTOError: the folder cannot be written.
     """
     actor = engine.module
-    weights = gather_weights(engine, actor.model, dtype)
+    weights = gather_weights(engine, actor.model, dtype, trainable_alone=actor.has_adapter)
     if not is_first_rank():
         return
     broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
@@ -233,15 +232,19 @@ def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, 
             f"{broken[0]} and {len(broken) - 1} more, and nothing was saved. Lower --learning_rate, or pass "
             "--export_dtype fp32."
         )
-    rest = (actor.model, weights, tokenizer)
     try:
-        export_model(*rest, folder, dtype, actor.config_as_loaded)
+        actor.export(weights, tokenizer, folder, dtype)
     except OpenKTOError as error:
         if not has_refuge:
             raise
         refuge = tempfile.mkdtemp(prefix="openkto-")
-        export_model(*rest, refuge, dtype, actor.config_as_loaded)
+        actor.export(weights, tokenizer, refuge, dtype)
         raise OpenKTOError(f"{error} The trained model was saved to {refuge} instead: move it from there.") from error
+
+
+def count(parameters: Iterable[nn.Parameter]) -> int:
+    """Return the number of weights; under ZeRO-3 a parameter's own size is that of what this rank holds of it."""
+    return sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in parameters)
 
 
 def _under(prefix: str, name: str) -> str:
