@@ -498,3 +498,24 @@ def test_frozen_weights_are_left_out_and_come_from_the_model(tmp_path, zero_stag
     assert all("layers.1" in name for name in saved)
     size = layout.folder_bytes(tmp_path / "cut/checkpoints/global_step3")
     assert size < 16 * sum(pieces.numel for pieces in saved.values()) + 100_000
+
+
+# ---- an adapter with dropout ----------------------------------------------------------------------------------------
+
+
+def start_lora(folder, zero_stage, stop, checkpointing):
+    from openkto.config import LoraConfig
+
+    lora = LoraConfig(lora_rank=4, lora_dropout=0.3)
+    more = {"lora": lora, "gradient_checkpointing": checkpointing, "lr": 0.01}
+    return start(folder, zero_stage, {"stop_after_steps": stop, "logging_steps": 2}, **more)
+
+
+@pytest.mark.parametrize(("zero_stage", "checkpointing"), [(0, False), (1, False), (2, True), (3, False)])
+def test_dropout_in_an_adapter_draws_what_it_would_have_drawn(tmp_path, zero_stage, checkpointing):
+    whole = run_ranks(start_lora, 2, tmp_path, tmp_path / "whole", zero_stage, None, checkpointing)[0]
+    run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, 1, checkpointing)
+    run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, 4, checkpointing)
+    cut = run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, None, checkpointing)[0]
+    assert worst(whole, cut) == 0.0
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
