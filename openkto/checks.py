@@ -37,6 +37,10 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
     if command == "merge_lora":
         _check_merge(config, place)
         return []
+    if command == "convert_checkpoint":
+        if not isinstance(config.checkpoint.load_checkpoint, str):
+            _fail(place("load_checkpoint"), "must be a checkpoint's folder", "true", "Name it, as .../global_step12.")
+        return []
     _check_data(config.data, place)
     _check_packages(config, place)
     _check_deepspeed(config.deepspeed, config.model.param_dtype, place)

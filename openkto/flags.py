@@ -23,16 +23,23 @@ from openkto.config import SECTIONS, Option, RunConfig, default_text, from_flat,
 from openkto.errors import ConfigError
 from openkto.values import Given, Raw, convert, convert_one, is_list, kind_of, rule
 
-Command = Literal["train", "evaluate", "merge_lora"]
+Command = Literal["train", "evaluate", "merge_lora", "convert_checkpoint"]
 
 # What must be given.
-REQUIRED: dict[Command, tuple[str, str]] = {
+REQUIRED: dict[Command, tuple[str, ...]] = {
     "train": ("pretrain", "dataset"),
     "evaluate": ("pretrain", "eval_dataset"),
     "merge_lora": ("pretrain", "save_path"),
+    "convert_checkpoint": ("load_checkpoint", "pretrain", "save_path"),
 }
 
-USAGE = {"pretrain": "MODEL", "dataset": "ROWS", "eval_dataset": "ROWS", "save_path": "FOLDER"}
+USAGE = {
+    "pretrain": "MODEL",
+    "dataset": "ROWS",
+    "eval_dataset": "ROWS",
+    "save_path": "FOLDER",
+    "load_checkpoint": "FOLDER",
+}
 
 TITLES = {
     "model": "model",
@@ -57,8 +64,9 @@ TRAIN_ONLY = (
     | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
 )
 
-# All that `merge_lora` takes.
+# All that the commands take which make one folder out of another.
 MERGE = {"pretrain", "save_path", "export_dtype", "trust_remote_code", "disable_fast_tokenizer", "config", "debug"}
+ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint"}}
 
 # Flags of OpenRLHF, the last before 0.9, for what this version does not have: what it is, and the values that ask for
 # nothing.
@@ -158,6 +166,8 @@ def _parser(command: Command) -> ArgumentParser:
             "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
             "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
             "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
+            "convert_checkpoint": "Write the model, or adapter, of a checkpoint (--load_checkpoint) to --save_path. "
+            "--pretrain is what training started from: its configuration, tokenizer and frozen weights are taken.",
         }[command],
         epilog="A boolean flag may stand alone or be followed by true or false. Every setting is also a key in YAML.",
         version=__version__,
@@ -174,7 +184,7 @@ def _parser(command: Command) -> ArgumentParser:
         for item in dataclasses.fields(section):
             if item.name in offered:
                 _add_flag(group, item)
-    if command == "merge_lora":
+    if command in ALL_OF:
         return parser
     group = parser.add_argument_group("not in this version (accepted when off)")
     for name, (_, off) in LATER.items():
@@ -197,8 +207,8 @@ def _add_flag(group: Any, item: dataclasses.Field[Any]) -> None:
 
 
 def _offered(command: Command) -> set[str]:
-    if command == "merge_lora":
-        return MERGE
+    if command in ALL_OF:
+        return ALL_OF[command]
     names = settings().keys() | {item.name for item in dataclasses.fields(RunOptions) if item.metadata}
     return names - ({"output"} if command == "train" else TRAIN_ONLY)
 
@@ -206,7 +216,7 @@ def _offered(command: Command) -> set[str]:
 def _check_names(argv: list[str], command: Command) -> None:
     """Refuse unknown flags by name, before the parser sees their values (one of them may be a key)."""
     lists = {name for name, item in settings().items() if is_list(item)}
-    later = set() if command == "merge_lora" else LATER.keys()
+    later = set() if command in ALL_OF else LATER.keys()
     offered = _offered(command) | later | {"help", "version"}
     seen: set[str] = set()
     for token in argv:

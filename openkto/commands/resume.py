@@ -86,12 +86,12 @@ def checkpoint_bytes(config: RunConfig, trainer: Any, zero_stage: int) -> int:
     """Return about how much a checkpoint takes, with the saved model where that goes to the same disk."""
     model = trainer.num_trainable * trainer.export_dtype.itemsize
     a_parameter = torch.tensor([], dtype=trainer.model.module.model.dtype).element_size()
-    total = RECORDS_BYTES
+    total = 0
     if not config.checkpoint.disable_ds_ckpt:
         total += trainer.num_trainable * (ADAM_BYTES + (a_parameter if zero_stage in (1, 2) else 0))
     if config.checkpoint.save_hf_ckpt:
         total += model
     root = config.checkpoint.ckpt_path or config.output.save_path
     if Path(root).exists() and os.stat(root).st_dev == os.stat(config.output.save_path).st_dev:
-        total += model
+        total += model + RECORDS_BYTES
     return total

@@ -26,6 +26,7 @@ EARLIER_FILES = (
     *("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
     *("adapter_model.safetensors", "adapter_config.json"),
 )
+SCRATCH = ".export-"
 RECORDS_BYTES = 32 * 2**20  # tokenizer, metrics and the like
 
 
@@ -35,6 +36,7 @@ def check_space(folder: str | Path, num_parameters: int, dtype: torch.dtype) -> 
     Raises:
         ConfigError: it would not fit now.
     """
+    _clear(Path(folder))
     needed = num_parameters * dtype.itemsize + RECORDS_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -90,6 +92,12 @@ def export_adapter(model: PeftModel, weights: dict[str, Tensor], tokenizer: Any,
     _place(folder, write)
 
 
+def _clear(folder: Path) -> None:
+    """Delete what a killed export left half."""
+    for debris in folder.glob(f"{SCRATCH}*"):
+        shutil.rmtree(debris, ignore_errors=True)
+
+
 def _place(folder: str | Path, write: Callable[[Path], None]) -> None:
     """Let files be written beside their place, and move them there when they are complete.
 
@@ -99,7 +107,8 @@ def _place(folder: str | Path, write: Callable[[Path], None]) -> None:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
+        _clear(folder)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
             write(Path(scratch))
             for pattern in EARLIER_FILES:
                 for old in folder.glob(pattern):

@@ -175,8 +175,8 @@ class KTOTrainer:
         reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, total_steps, run, resumed)
         with self.stop if self.owns_stop else contextlib.nullcontext():
             try:
-                if not run.is_evaluated:
-                    self._evaluate_and_report(run, reporter, saver)
+                if not run.is_evaluated and saver.is_best(run, self._evaluate_and_report(run, reporter, saver)):
+                    saver.save(run, reporter)
                 while run.step < last_step:
                     started = time.perf_counter()
                     for batch in loader:

@@ -127,7 +127,7 @@ class RunSaver:
     def is_best(self, run: RunState, results: dict[str, dict[str, float]]) -> bool:
         """Whether an evaluation's value of the metric to keep is the best so far; `best` is then to name the step."""
         metric = self.args.keep_best
-        if metric is None or not results:
+        if metric is None or not results or run.step == 0:
             return False
         value = next(iter(results.values())).get(metric)
         if value is None:
@@ -166,8 +166,12 @@ class RunSaver:
         Raises:
             CheckpointError: it failed for the third time in a row.
         """
-        if not self.writes or self.checkpoints.saved_step == run.step:
-            return self.writes
+        if not self.writes:
+            return False
+        if self.checkpoints.saved_step == run.step:
+            if run.best_step == run.step:
+                self.checkpoints.mark_best(run.step)
+            return True
         self.watchdog.phase(f"saving a checkpoint at step {run.step}")
         resumed = reporter.state()
         states = self.strategy.gather_objects(rng_state(self.strategy.device))
