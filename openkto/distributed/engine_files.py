@@ -89,7 +89,13 @@ class RecordingCheckpointEngine(CheckpointEngine):
             self._note(error)
 
     def save(self, state_dict: Any, path: str) -> None:
-        self.write(path, lambda file: torch.save(state_dict, file))
+        # The archive's own checksums cost as much as the writing, and the manifest has better ones.
+        had_checksums = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            self.write(path, lambda file: torch.save(state_dict, file))
+        finally:
+            torch.serialization.set_crc32_options(had_checksums)
 
     def write(self, path: str | Path, serialize: Any) -> None:
         """Write one file through `serialize(file)` and note it."""
