@@ -11,7 +11,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from openkto.config import DEFAULT_LEARNING_RATE, RunConfig, openrlhf_differences, to_flat, to_yaml, with_resolved
+from openkto.config import (
+    DEFAULT_LEARNING_RATE,
+    LOSSES_WITH_Z_REF,
+    RunConfig,
+    openrlhf_differences,
+    to_flat,
+    to_yaml,
+    with_resolved,
+)
 from openkto.errors import ConfigError, StopError
 from openkto.flags import RunOptions, parse
 from openkto.stops import StopRequest, seconds_of
@@ -177,7 +185,7 @@ def make_trainer(
         "max_tokens_per_micro_batch": train.max_tokens_per_micro_batch,
         "rank": strategy.rank,
         "world_size": strategy.world_size,
-        "needs_mismatched": loss.loss_type == "kto",
+        "needs_mismatched": loss.loss_type in LOSSES_WITH_Z_REF,
     }
     loader = KTODataLoader(rows, train.train_batch_size, seed=train.seed, **shares)
     eval_loaders = {name: KTODataLoader(found, None, **shares) for name, found in eval_rows.items()}
@@ -206,6 +214,10 @@ def make_trainer(
         desirable_weight=float(loss.desirable_loss_weight),
         undesirable_weight=float(loss.undesirable_loss_weight),
         loss_type=loss.loss_type,  # type: ignore[arg-type]  # checked by the parser
+        label_smoothing=loss.label_smoothing,
+        sft_loss_coef=loss.sft_loss_coef,
+        humanline_low=loss.humanline_low,
+        humanline_high=loss.humanline_high,
         aux_loss_coef=loss.aux_loss_coef,
         max_epochs=train.max_epochs,
         save_hf_ckpt=config.checkpoint.save_hf_ckpt,

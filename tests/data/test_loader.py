@@ -24,7 +24,8 @@ def scored_tokens(micro_batches, prefix=""):
 
 
 def test_padding_is_on_the_right_and_masks_come_from_lengths_not_ids():
-    batch = collate([([5, 0], [0, 7], [True, True]), ([5], [6], [True])], [True, False], [3, 4], pad_token_id=0)
+    rows = [{"label": True, "weight": 0.5, "row": 3}, {"label": False, "weight": 2.0, "row": 4}]
+    batch = collate([([5, 0], [0, 7], [True, True]), ([5], [6], [True])], rows, pad_token_id=0)
     assert batch["input_ids"].tolist() == [[5, 0, 0, 7], [5, 6, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch["loss_mask"].tolist() == [[False, False, True, True], [False, True, False, False]]
@@ -32,7 +33,7 @@ def test_padding_is_on_the_right_and_masks_come_from_lengths_not_ids():
 
 
 def test_an_empty_share_is_a_dummy_that_scores_nothing():
-    batch = collate([], [], [], pad_token_id=0)
+    batch = collate([], [], pad_token_id=0)
     assert not batch["loss_mask"].any()
     assert batch["row"].tolist() == [-1]
 
