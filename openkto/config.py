@@ -152,10 +152,10 @@ class LossConfig:
         0.0, "weight of the negative log-likelihood of the desirable rows' completion tokens", at_least=0
     )
     humanline_low: float = option(
-        -1.0, "kto_humanline: a token's log-ratio is clamped to at least this", "nats", below=0
+        -1.0, "kto_humanline: a token's log-ratio is clamped to at least this", "nats", at_least=-100, below=0
     )
     humanline_high: float = option(
-        1.5, "kto_humanline: a token's log-ratio is clamped to at most this", "nats", above=0
+        1.5, "kto_humanline: a token's log-ratio is clamped to at most this", "nats", above=0, below=100
     )
     aux_loss_coef: float = option(0.0, "weight of the balancing loss of mixture-of-experts models", at_least=0)
 

@@ -169,7 +169,12 @@ class Oracle:
         tokens = self._token_log_probs(self.policy, prompt, completion) - reference
         if self.loss_type == "kto_humanline":
             low, high = self.bounds
-            tokens = torch.stack([t if low < float(t) < high else t.detach().clamp(low, high) for t in tokens])
+            tokens = torch.stack(
+                [
+                    t if low < float(t.detach()) < high else 0 * t + min(max(float(t.detach()), low), high)
+                    for t in tokens
+                ]
+            )
         mean = self.loss_type == "kto_length_normalized"
         return tokens.sum() / (len(tokens) if mean else 1)
 

@@ -30,6 +30,7 @@ def test_padding_is_on_the_right_and_masks_come_from_lengths_not_ids():
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch["loss_mask"].tolist() == [[False, False, True, True], [False, True, False, False]]
     assert batch["label"].tolist() == [True, False]
+    assert batch["weight"].tolist() == [0.5, 2.0]
 
 
 def test_an_empty_share_is_a_dummy_that_scores_nothing():
@@ -62,7 +63,14 @@ def test_a_mismatched_pair_is_the_prompt_with_the_partners_very_completion():
 
 def test_mismatched_pairs_are_cut_by_the_matched_rows_rule():
     items = [
-        {"row": i, "prompt_ids": [9] * p, "completion_ids": [5] * c, "completion_mask": [True] * c, "label": True}
+        {
+            "row": i,
+            "prompt_ids": [9] * p,
+            "completion_ids": [5] * c,
+            "completion_mask": [True] * c,
+            "label": True,
+            "weight": 1.0,
+        }
         for i, (p, c) in enumerate([(6, 3), (2, 30)])
     ]
     rows = TokenRowList(items, np.arange(2), max_len=10)
@@ -123,5 +131,5 @@ def test_the_dtypes_are_those_that_a_model_takes():
     dtypes = {name: t.dtype for name, t in batch.matched[0].items()}
     assert dtypes == {
         "input_ids": torch.int64, "attention_mask": torch.int64, "loss_mask": torch.bool,
-        "label": torch.bool, "row": torch.int64,
+        "label": torch.bool, "weight": torch.float64, "row": torch.int64,
     }  # fmt: skip
