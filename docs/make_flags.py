@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from openkto.config import SECTIONS, default_text, settings
-from openkto.flags import LATER, TITLES, TRAIN_ONLY, RunOptions
+from openkto.flags import LATER, MERGE, TITLES, TRAIN_ONLY, RunOptions
 from openkto.values import rule
 
 HEAD = """# Flags
@@ -18,6 +18,8 @@ Each name is a flag (`--beta 0.1`) and a key of a YAML file (`beta: 0.1`) given 
 the file, wherever it stands. A boolean flag may stand alone. Lists are separated by spaces or commas, or are YAML
 lists. Paths in a file are taken from the folder that the command starts in. `openkto evaluate` takes the names marked
 *both*; in a YAML file it leaves the others unread, so that a run's `run.yaml` serves both commands.
+
+`openkto merge_lora` takes @MERGE@.
 
 `--use_wandb` never takes a key: set `WANDB_API_KEY`, or run `wandb login`. `WANDB_MODE=offline` keeps the numbers in
 `<save_path>/wandb`.
@@ -32,7 +34,8 @@ def row(item: dataclasses.Field, command: str) -> str:
 
 def page() -> str:
     header = "| flag | default | unit | may be | command | meaning |\n| --- | --- | --- | --- | --- | --- |"
-    lines = [HEAD]
+    names = [f"`--{name}`" for name in settings() if name in MERGE]
+    lines = [HEAD.replace("@MERGE@", f"{', '.join(names[:-1])} and {names[-1]}")]
     for name, section in SECTIONS.items():
         lines += [f"## {TITLES[name][0].upper()}{TITLES[name][1:]}\n", header]
         lines += [row(item, "train" if item.name in TRAIN_ONLY else "both") for item in dataclasses.fields(section)]

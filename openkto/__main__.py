@@ -3,11 +3,16 @@
 import sys
 
 from openkto import __version__
-from openkto.commands import evaluate, train
+from openkto.commands import convert_checkpoint, evaluate, merge_lora, train
 from openkto.commands.run import run_and_exit
 from openkto.errors import ConfigError
 
-COMMANDS = {"train": train.main, "evaluate": evaluate.main}
+COMMANDS = {
+    "train": train.main,
+    "evaluate": evaluate.main,
+    "merge_lora": merge_lora.main,
+    "convert_checkpoint": convert_checkpoint.main,
+}
 
 
 def dispatch(argv: list[str]) -> None:

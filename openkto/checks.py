@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from collections import Counter
@@ -12,10 +13,14 @@ from openkto.config import (
     LOSSES_WITH_Z_REF,
     DataConfig,
     DeepspeedConfig,
+    LoraConfig,
     LossConfig,
     OptimConfig,
     RunConfig,
+    is_adapter_folder,
+    ref_is_adapter,
     split_eval_set,
+    trains_adapter,
 )
 from openkto.errors import ConfigError
 
@@ -25,19 +30,35 @@ Place = Callable[[str], str]
 HIGH_LEARNING_RATE = 5e-5
 
 
-def check(config: RunConfig, place: Place, *, is_training: bool) -> list[str]:
-    """Raise a ConfigError for the first broken rule; return warnings, one sentence each."""
+def check(config: RunConfig, place: Place, command: str) -> list[str]:
+    """Raise a ConfigError for the first rule of the command that is broken; return warnings, one sentence each."""
     _check_model(config, place)
+    if os.path.isfile(config.output.save_path):
+        _fail(place("save_path"), "must be a folder", f"the file {config.output.save_path!r}", "Give another path.")
+    if command == "merge_lora":
+        _check_merge(config, place)
+        return []
+    if command == "convert_checkpoint":
+        if not isinstance(config.checkpoint.load_checkpoint, str):
+            _fail(place("load_checkpoint"), "must be a checkpoint's folder", "true", "Name it, as .../global_step12.")
+        return []
     _check_data(config.data, place)
     _check_packages(config, place)
     _check_deepspeed(config.deepspeed, config.model.param_dtype, place)
+    if config.lora.load_in_4bit and config.deepspeed.zero_stage == 3:
+        _fail(
+            place("load_in_4bit"),
+            "needs whole weights on each GPU",
+            "--zero_stage 3, which shards them",
+            "Take --zero_stage 2, or leave it out.",
+        )
     _check_micro_batches(config, place)
-    if os.path.isfile(config.output.save_path):
-        _fail(place("save_path"), "must be a folder", f"the file {config.output.save_path!r}", "Give another path.")
     _check_humanline(config.loss, place)
-    if not is_training:
+    if command == "evaluate":
         _check_evaluation_weights(config.loss, place)
+        _check_reference(config, place, has_adapter=is_adapter_folder(config.model.pretrain))
         return []
+    _check_lora(config, place)
     _check_mixing(config.data, place)
     _check_loss(config, place)
     for name, is_given in (
@@ -66,6 +87,54 @@ def _check_model(config: RunConfig, place: Place) -> None:
             "goes with --gradient_checkpointing",
             "it alone",
             "Add --gradient_checkpointing, or leave it out.",
+        )
+
+
+def _check_merge(config: RunConfig, place: Place) -> None:
+    if not is_adapter_folder(config.model.pretrain):
+        _fail(
+            place("pretrain"),
+            "must be the folder of an adapter, with its adapter_config.json",
+            repr(config.model.pretrain),
+            "Name the --save_path of a run with --lora_rank.",
+        )
+
+
+def _check_lora(config: RunConfig, place: Place) -> None:
+    """Check the settings of a new adapter, or that they are left out where training starts from one."""
+    lora, starts_from_adapter = config.lora, is_adapter_folder(config.model.pretrain)
+    plain = LoraConfig(load_in_4bit=lora.load_in_4bit)
+    given = [f.name for f in dataclasses.fields(lora) if vars(lora)[f.name] != vars(plain)[f.name]]
+    if starts_from_adapter and set(given) - {"lora_dropout"}:
+        name = next(name for name in given if name != "lora_dropout")
+        _fail(
+            place(name),
+            f"must be left out, as training starts from the adapter {config.model.pretrain}, which has its own",
+            _shown(vars(lora)[name]),
+            "Leave it out, or start from the base model.",
+        )
+    if not starts_from_adapter and lora.lora_rank == 0 and (given or lora.load_in_4bit):
+        name = given[0] if given else "load_in_4bit"
+        _fail(place(name), "goes with --lora_rank", "--lora_rank 0", "Give a rank, such as 16, or leave it out.")
+    _check_reference(config, place, has_adapter=trains_adapter(config))
+
+
+def _shown(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+def _check_reference(config: RunConfig, place: Place, *, has_adapter: bool) -> None:
+    model = config.model
+    if model.ref_mode != "adapter":
+        return
+    if not has_adapter:
+        _fail(place("ref_mode"), "adapter needs a policy with an adapter", "none", "Give --lora_rank, or take auto.")
+    if model.ref_pretrain not in (None, model.pretrain):
+        _fail(
+            place("ref_mode"),
+            "adapter takes the policy itself as the reference",
+            f"--ref_pretrain {model.ref_pretrain}",
+            "Leave --ref_pretrain out, or take model.",
         )
 
 
@@ -111,6 +180,8 @@ def check_template(place: str, template: str | None, apply_chat_template: bool) 
 def _check_packages(config: RunConfig, place: Place) -> None:
     if config.model.use_ms:
         need_package(place("use_ms"), "modelscope", "modelscope")
+    if config.lora.load_in_4bit:
+        need_package(place("load_in_4bit"), "bitsandbytes", "bitsandbytes")
     if config.output.use_wandb:
         need_package(place("use_wandb"), "wandb", "'openkto[wandb]'")
 
@@ -235,11 +306,13 @@ def _training_warnings(config: RunConfig, place: Place) -> list[str]:
     if rate is not None and rate > HIGH_LEARNING_RATE:
         warnings.append(
             f"{place('learning_rate')}: {rate:g} is above {HIGH_LEARNING_RATE:g}, where KTO tends to break the model; "
-            "5e-7 to 5e-6 is usual."
+            "5e-7 to 5e-6 is usual, with LoRA ten times that."
         )
     saving = config.checkpoint
     if saving.disable_ds_ckpt and not saving.save_hf_ckpt and (saving.save_steps > 0 or saving.save_every_minutes):
         warnings.append(f"{place('disable_ds_ckpt')}: nothing is saved before the end; --save_hf_ckpt would be.")
+    if config.deepspeed.ref_offload and ref_is_adapter(config.model, has_adapter=trains_adapter(config)):
+        warnings.append(f"{place('ref_offload')}: has no effect, as the policy with its adapter off is the reference.")
     if config.train.eval_steps > 0 and not config.data.eval_dataset:
         warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset.")
     if config.deepspeed.overlap_comm and config.deepspeed.zero_stage == 0:

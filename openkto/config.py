@@ -32,7 +32,10 @@ HIGHER_IS_BETTER = {
 LOSS_TYPES = ("kto", "apo_zero_unpaired", "kto_length_normalized", "bco", "kto_humanline")
 # Those whose reference point comes from mismatched pairs.
 LOSSES_WITH_Z_REF = ("kto", "kto_length_normalized", "kto_humanline")
+REF_MODES = ("auto", "model", "adapter")
 DEFAULT_LEARNING_RATE = 1e-6
+DEFAULT_LORA_LEARNING_RATE = 1e-5
+ALL_LINEAR = "all-linear"
 LARGE = 2**31  # a count beyond it is a slip of the hand
 
 
@@ -63,9 +66,19 @@ def option(default: Any, help: str, unit: str = "", **known: Any) -> Any:
 @dataclass(frozen=True)
 class ModelConfig:
     pretrain: str = option(
-        dataclasses.MISSING, "the policy to start from: a Hugging Face name or a folder", is_path=True
+        dataclasses.MISSING,
+        "the policy to start from: a Hugging Face name, a folder, or a LoRA adapter's folder, which is trained further",
+        is_path=True,
     )
-    ref_pretrain: str | None = option(None, "the frozen reference", default_text="the same as --pretrain", is_path=True)
+    ref_pretrain: str | None = option(
+        None, "the frozen reference, likewise", default_text="what training starts from", is_path=True
+    )
+    ref_mode: str = option(
+        "auto",
+        "the reference is a model of its own, or the policy with its LoRA adapter off or as it started; auto is "
+        "adapter where the policy has one and --ref_pretrain names no other model",
+        choices=REF_MODES,
+    )
     use_ms: bool = option(False, "load models from ModelScope instead of the Hugging Face Hub; needs its package")
     trust_remote_code: bool = option(False, "run Python code that comes with a model or tokenizer")
     disable_fast_tokenizer: bool = option(False, "use the tokenizer's slow implementation")
@@ -80,10 +93,33 @@ class ModelConfig:
         openrlhf="bf16",
     )
     export_dtype: str | None = option(
-        None, "the dtype of the saved model", choices=DTYPES, default_text="the same as --param_dtype"
+        None,
+        "the dtype of the saved model or adapter",
+        choices=DTYPES,
+        default_text="the same as --param_dtype; merged, the base model's",
     )
     gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
     gradient_checkpointing_use_reentrant: bool = option(False, "use torch's reentrant form of gradient checkpointing")
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    lora_rank: int = option(0, "rank of the LoRA adapter to train; 0 trains all parameters", at_least=0, below=LARGE)
+    lora_alpha: int = option(16, "the adapter is scaled by alpha / rank", at_least=1, below=LARGE)
+    target_modules: list[str] = option(  # noqa: RUF009 (a plain field)
+        [ALL_LINEAR],
+        "the modules to adapt, by the ends of their names; all-linear is every linear one but the head",
+        default_text=ALL_LINEAR,
+    )
+    lora_dropout: float = option(
+        0.0, "dropout in the adapter, in the forwards that train alone", "probability", at_least=0, below=1
+    )
+    use_rslora: bool = option(False, "scale the adapter by alpha / sqrt(rank) (rsLoRA)")
+    use_dora: bool = option(False, "also train the length of each output's weight vector (DoRA)")
+    lora_modules_to_save: list[str] = option(  # noqa: RUF009 (a plain field)
+        [], "modules to train whole and to save with the adapter, by the ends of their names", default_text="none"
+    )
+    load_in_4bit: bool = option(False, "keep the frozen weights in 4 bits (QLoRA); needs a GPU and bitsandbytes")
 
 
 @dataclass(frozen=True)
@@ -163,7 +199,12 @@ class LossConfig:
 @dataclass(frozen=True)
 class OptimConfig:
     learning_rate: float | None = option(
-        None, "the highest learning rate of the schedule", above=0, below=10, default_text="1e-6", openrlhf="1e-5"
+        None,
+        "the highest learning rate of the schedule",
+        above=0,
+        below=10,
+        default_text="1e-6, with LoRA 1e-5",
+        openrlhf="1e-5",
     )
     lr_scheduler: str = option("cosine_with_min_lr", "the schedule, by its name in transformers", choices=LR_SCHEDULERS)
     lr_warmup_ratio: float = option(
@@ -305,6 +346,7 @@ class RunConfig:
     """Everything that a run depends on, and nothing else."""
 
     model: ModelConfig
+    lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -316,6 +358,7 @@ class RunConfig:
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
+    "lora": LoraConfig,
     "data": DataConfig,
     "loss": LossConfig,
     "optim": OptimConfig,
@@ -375,6 +418,22 @@ def to_yaml(config: RunConfig) -> str:
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
     # Escaped beyond ASCII: written raw, a next-line character (U+0085) would come back as a space.
     return yaml.safe_dump(plain, sort_keys=False)
+
+
+def is_adapter_folder(pretrain: str) -> bool:
+    """Return whether a name is the folder of a peft adapter."""
+    return os.path.isfile(os.path.join(pretrain, "adapter_config.json"))
+
+
+def trains_adapter(config: RunConfig) -> bool:
+    """Return whether an adapter alone trains: a new one, or that of the folder that training starts from."""
+    return config.lora.lora_rank > 0 or is_adapter_folder(config.model.pretrain)
+
+
+def ref_is_adapter(model: ModelConfig, *, has_adapter: bool) -> bool:
+    """Return whether the reference is the policy itself, with its adapter off or as it started."""
+    is_other = model.ref_pretrain not in (None, model.pretrain)
+    return model.ref_mode == "adapter" or (model.ref_mode == "auto" and has_adapter and not is_other)
 
 
 def eval_sets(config: DataConfig) -> dict[str, str]:

@@ -23,13 +23,27 @@ from openkto.config import SECTIONS, Option, RunConfig, default_text, from_flat,
 from openkto.errors import ConfigError
 from openkto.values import Given, Raw, convert, convert_one, is_list, kind_of, rule
 
-Command = Literal["train", "evaluate"]
+Command = Literal["train", "evaluate", "merge_lora", "convert_checkpoint"]
 
-# The setting with the rows of a command.
-ROWS: dict[Command, str] = {"train": "dataset", "evaluate": "eval_dataset"}
+# What must be given.
+REQUIRED: dict[Command, tuple[str, ...]] = {
+    "train": ("pretrain", "dataset"),
+    "evaluate": ("pretrain", "eval_dataset"),
+    "merge_lora": ("pretrain", "save_path"),
+    "convert_checkpoint": ("load_checkpoint", "pretrain", "save_path"),
+}
+
+USAGE = {
+    "pretrain": "MODEL",
+    "dataset": "ROWS",
+    "eval_dataset": "ROWS",
+    "save_path": "FOLDER",
+    "load_checkpoint": "FOLDER",
+}
 
 TITLES = {
     "model": "model",
+    "lora": "LoRA",
     "data": "data",
     "loss": "loss",
     "optim": "optimizer and schedule",
@@ -44,20 +58,19 @@ SWITCH = {"nargs": "?", "const": "true"}
 
 # What `evaluate` has no use for. In a YAML file it is allowed there, so that a run.yaml serves both commands.
 TRAIN_ONLY = (
-    {item.name for name in ("optim", "train", "checkpoint") for item in dataclasses.fields(SECTIONS[name])}
-    - {"micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
+    {item.name for name in ("lora", "optim", "train", "checkpoint") for item in dataclasses.fields(SECTIONS[name])}
+    - {"load_in_4bit", "micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
     | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
     | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
 )
 
+# All that the commands take which make one folder out of another.
+MERGE = {"pretrain", "save_path", "export_dtype", "trust_remote_code", "disable_fast_tokenizer", "config", "debug"}
+ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint"}}
+
 # Flags of OpenRLHF, the last before 0.9, for what this version does not have: what it is, and the values that ask for
 # nothing.
 LATER: dict[str, tuple[str, tuple[bool | int | float | str, ...]]] = {
-    "load_in_4bit": ("LoRA on a 4-bit model is", (False,)),
-    "lora_rank": ("LoRA is", (0,)),
-    "lora_alpha": ("LoRA is", (16,)),
-    "target_modules": ("LoRA is", ("all-linear",)),
-    "lora_dropout": ("LoRA is", (0.0,)),
     "use_liger_kernel": ("the Liger kernel is", (False,)),
     "deepcompile": ("DeepCompile is", (False,)),
     "zpg": ("ZeRO++ is", (1,)),
@@ -115,13 +128,13 @@ def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
     def place(name: str) -> str:
         return given[name].place if name in given else f"--{name}"
 
-    for name in ("pretrain", ROWS[command]):
+    for name in REQUIRED[command]:
         if not values.get(name):
             raise ConfigError(
                 f"{place(name)}: is required; got nothing. Give --{name}, or {name} in the --config file."
             )
     config = from_flat(values)
-    warnings = check(config, place, is_training=command == "train")
+    warnings = check(config, place, command)
     return config, RunOptions(**options, given=frozenset(given), warnings=tuple(warnings))
 
 
@@ -147,10 +160,14 @@ def _parser(command: Command) -> ArgumentParser:
     """Return the parser of one command; it only takes the command line apart, types come later."""
     parser = ArgumentParser(
         prog=f"openkto {command}",
-        usage=f"openkto {command} [--config FILE] [--pretrain MODEL] [--{ROWS[command]} ROWS] [--flag value ...]",
+        usage=f"openkto {command} [--config FILE] "
+        f"{' '.join(f'[--{name} {USAGE[name]}]' for name in REQUIRED[command])} [--flag value ...]",
         description={
             "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
             "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
+            "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
+            "convert_checkpoint": "Write the model, or adapter, of a checkpoint (--load_checkpoint) to --save_path. "
+            "--pretrain is what training started from: its configuration, tokenizer and frozen weights are taken.",
         }[command],
         epilog="A boolean flag may stand alone or be followed by true or false. Every setting is also a key in YAML.",
         version=__version__,
@@ -167,10 +184,12 @@ def _parser(command: Command) -> ArgumentParser:
         for item in dataclasses.fields(section):
             if item.name in offered:
                 _add_flag(group, item)
+    if command in ALL_OF:
+        return parser
     group = parser.add_argument_group("not in this version (accepted when off)")
     for name, (_, off) in LATER.items():
         is_switch = any(value is False for value in off)
-        many: dict[str, Any] = SWITCH if is_switch else {"nargs": "+"} if name == "target_modules" else {}
+        many: dict[str, Any] = SWITCH if is_switch else {}
         group.add_argument(f"--{name}", type=str, metavar="true|false" if is_switch else "VALUE", **many)
     return parser
 
@@ -178,7 +197,7 @@ def _parser(command: Command) -> ArgumentParser:
 def _add_flag(group: Any, item: dataclasses.Field[Any]) -> None:
     known: Option = item.metadata["option"]
     kind = kind_of(item)
-    metavars = {"int": "N", "bool": "true|false", "str": "TEXT", "list[str]": "PATH"}
+    metavars = {"int": "N", "bool": "true|false", "str": "TEXT", "list[str]": "NAME"}
     metavar = "PATH" if known.is_path else "NAME" if known.choices else metavars.get(kind, "NUMBER")
     many: dict[str, Any] = SWITCH if kind in ("bool", "bool | str") else {"nargs": "+"} if is_list(item) else {}
     choices = f"; {rule(item)}" if known.choices else ""
@@ -188,6 +207,8 @@ def _add_flag(group: Any, item: dataclasses.Field[Any]) -> None:
 
 
 def _offered(command: Command) -> set[str]:
+    if command in ALL_OF:
+        return ALL_OF[command]
     names = settings().keys() | {item.name for item in dataclasses.fields(RunOptions) if item.metadata}
     return names - ({"output"} if command == "train" else TRAIN_ONLY)
 
@@ -195,7 +216,8 @@ def _offered(command: Command) -> set[str]:
 def _check_names(argv: list[str], command: Command) -> None:
     """Refuse unknown flags by name, before the parser sees their values (one of them may be a key)."""
     lists = {name for name, item in settings().items() if is_list(item)}
-    offered = _offered(command) | LATER.keys() | {"help", "version"}
+    later = set() if command in ALL_OF else LATER.keys()
+    offered = _offered(command) | later | {"help", "version"}
     seen: set[str] = set()
     for token in argv:
         is_flag = token.startswith("--") or (re.match("-[A-Za-z]", token) and " " not in token)
@@ -203,8 +225,9 @@ def _check_names(argv: list[str], command: Command) -> None:
             continue
         dashed = token.partition("=")[0]
         name = dashed.lstrip("-")
-        if name in TRAIN_ONLY and command == "evaluate":
-            raise ConfigError(f"{dashed}: belongs to training; got it for evaluate. Leave it out.")
+        if name in settings() and name not in offered:
+            other = "training" if name in TRAIN_ONLY else "train and evaluate"
+            raise ConfigError(f"{dashed}: belongs to {other}; got it for {command}. Leave it out.")
         if name not in offered or not token.startswith("--"):
             raise ConfigError(
                 f"{dashed}: must be a flag of openkto {command}; got an unknown one. {_right_name(name, offered, '--')}"

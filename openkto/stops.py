@@ -17,6 +17,7 @@ from typing import Any
 from openkto.errors import StopError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SECONDS_TO_HANDLE = 5.0
 AFTER_SECOND_SIGINT = 128 + signal.SIGINT  # the status that a shell shows for it
 DAYS_TOO_MANY = 10_000  # a slip of the hand
 
@@ -81,7 +82,7 @@ class StopRequest:
         read_fd, self._wakeup_fd = os.pipe()
         os.set_blocking(self._wakeup_fd, False)
         self._earlier_wakeup_fd = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
-        threading.Thread(target=_end_at_second_sigint, args=(read_fd,), daemon=True, name="second SIGINT").start()
+        threading.Thread(target=self._end_from_outside, args=(read_fd,), daemon=True, name="signals").start()
         # A data worker that is ended with SIGTERM must end, and must not write to our pipe.
         os.register_at_fork(after_in_child=self.restore)
 
@@ -121,6 +122,26 @@ class StopRequest:
         if is_first and not self._is_training:
             raise self._before_training()
 
+    def _end_from_outside(self, read_fd: int) -> None:
+        """End the process where its main thread is not there to: at a second SIGINT, or long before the first step."""
+        interrupts = 0
+        while number := os.read(read_fd, 1):
+            interrupts += number[0] == signal.SIGINT
+            if interrupts == 2:
+                os._exit(AFTER_SECOND_SIGINT)
+            if number[0] != signal.SIGINT and not self._is_training:
+                timer = threading.Timer(SECONDS_TO_HANDLE, self._end_if_unhandled, (signal.Signals(number[0]).name,))
+                timer.daemon = True
+                timer.start()
+        os.close(read_fd)
+
+    def _end_if_unhandled(self, name: str) -> None:
+        """End a process that waits in C for other ranks to come, which does not let Python's handlers run."""
+        if self.reason is None and not self._is_training:
+            self.reason = name
+            os.write(2, f"stopped: {self._before_training()}\n".encode())
+            os._exit(StopError.exit_code)
+
     def _before_training(self) -> BaseException:
         if self.reason == "SIGINT":
             return KeyboardInterrupt()
@@ -128,16 +149,6 @@ class StopRequest:
             f"{self.reason}: the run was asked to stop before its first step; nothing was lost. Start the same command "
             "again."
         )
-
-
-def _end_at_second_sigint(read_fd: int) -> None:
-    """End the process at the second SIGINT that the main thread was not there to handle."""
-    seen = 0
-    while number := os.read(read_fd, 1):
-        seen += number[0] == signal.SIGINT
-        if seen == 2:
-            os._exit(AFTER_SECOND_SIGINT)
-    os.close(read_fd)
 
 
 def process_age() -> float:

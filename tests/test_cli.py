@@ -133,7 +133,7 @@ def status(command, argv, capsys):
             2,
             "--pretrain: must be a Hugging Face name or a folder that exists; got '/nowhere/model'",
         ),
-        (["--lora_rank", "8"], 2, "--lora_rank"),
+        (["--lora_rank", "-8"], 2, "--lora_rank"),
         (["--max_steps", "1e30"], 2, "--max_steps"),
         (["--train_batch_size", "99999999999999999999"], 2, "--train_batch_size"),
         (["--learning_rate", "1e38"], 2, "--learning_rate"),

@@ -37,6 +37,11 @@ def test_defaults_are_those_of_the_flags_page():
     flat = to_flat(RunConfig(ModelConfig("m")))
     assert {name: value for name, value in flat.items() if value not in (None, []) and value is not False} == {
         "pretrain": "m",
+        "ref_mode": "auto",
+        "lora_rank": 0,
+        "lora_alpha": 16,
+        "target_modules": ["all-linear"],
+        "lora_dropout": 0.0,
         "attn_implementation": "auto",
         "dataset_split": "train",
         "eval_split": "test",
@@ -141,7 +146,14 @@ def values_of(item) -> st.SearchStrategy:
     return st.none() | strategy if "None" in str(item.type) else strategy
 
 
-FIXED = {"use_ms": False, "use_wandb": False, "ds_config": None, "local_rank": -1, "input_template": None}
+FIXED = {
+    "use_ms": False,
+    "load_in_4bit": False,
+    "use_wandb": False,
+    "ds_config": None,
+    "local_rank": -1,
+    "input_template": None,
+}
 
 
 @hypothesis_settings(deadline=None)  # other work on the machine is no failure
@@ -156,7 +168,7 @@ def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
         flat |= {"humanline_low": -1.0, "humanline_high": 1.5}
     config = from_flat(flat)
     try:
-        check(config, lambda name: name, is_training=True)
+        check(config, lambda name: name, "train")
     except ConfigError:
         assume(False)
     path = tmp_path_factory.mktemp("run") / "run.yaml"
@@ -196,7 +208,7 @@ def test_openrlhf_defaults_that_differ_are_said_unless_given():
         "param_dtype: bf16 on a GPU, fp32 on a CPU (OpenRLHF: bf16)",
         "input_template: text prompts as they are (OpenRLHF: 'User: {}\\nAssistant: ')",
         "beta: 0.1 (OpenRLHF: 0.01)",
-        "learning_rate: 1e-6 (OpenRLHF: 1e-5)",
+        "learning_rate: 1e-6, with LoRA 1e-5 (OpenRLHF: 1e-5)",
         "grad_accum_dtype: fp32: bf16 loses 0.7% of the gradient (OpenRLHF: the model's own)",
         "use_tensorboard: <save_path>/tensorboard (OpenRLHF: off)",
         "ckpt_path: <save_path>/checkpoints (OpenRLHF: ./ckpt/checkpoints_kto)",

@@ -38,15 +38,16 @@ def test_the_library_example_trains_evaluates_and_saves(tmp_path, monkeypatch):
     assert (tmp_path / "out/model.safetensors").exists()
 
 
-def readme_commands():
-    """Return the words of each openkto command in the README's shell blocks, its launcher included."""
-    blocks = re.findall(r"```bash\n(.*?)```", (DOCS.parent / "README.md").read_text(), re.DOTALL)
+def written_commands():
+    """Return the words of each openkto command in the shell blocks of README and docs/lora.md, with its launcher."""
+    text = "".join(path.read_text() for path in (DOCS.parent / "README.md", DOCS / "lora.md"))
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [shlex.split(line) for line in lines if line.split()[:1] in (["openkto"], ["deepspeed"], ["torchrun"])]
 
 
-@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
-def test_the_readmes_commands_are_understood(words, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", written_commands(), ids=" ".join)
+def test_the_written_commands_are_understood(words, tmp_path, monkeypatch):
     write_model(tmp_path / "path/or/name")
     write_rows(tmp_path / "rows.jsonl", 4)
     write_rows(tmp_path / "held_out.jsonl", 4)
@@ -54,8 +55,10 @@ def test_the_readmes_commands_are_understood(words, tmp_path, monkeypatch):
     shutil.copytree(tmp_path / "path/or/name", tmp_path / "out")
     (tmp_path / "out/run.yaml").write_text("pretrain: out\ndataset: [rows.jsonl]\n")
     monkeypatch.chdir(tmp_path)
-    command = "evaluate" if "evaluate" in words else "train"
-    start = 1 + max(words.index(w) for w in ("train", "evaluate", "cli/train_kto.py") if w in words)
+    command = next((name for name in ("evaluate", "merge_lora") if name in words), "train")
+    if command == "merge_lora":
+        (tmp_path / "out/adapter_config.json").touch()
+    start = 1 + max(words.index(w) for w in (command, "cli/train_kto.py") if w in words)
     config, _ = parse(words[start:], command)
     assert Path(config.model.pretrain).is_dir()
 
@@ -68,4 +71,5 @@ def test_every_ready_run_trains(config, tmp_path, monkeypatch):
     argv = ["--config", str(config), "--pretrain", f"{tmp_path}/model", "--dataset", f"{tmp_path}/rows.jsonl"]
     argv += ["--save_path", f"{tmp_path}/out", "--max_steps", "1", "--max_len", "128"]
     run_ranks(train.main, 2, tmp_path, argv)
-    assert (tmp_path / "out/model.safetensors").exists()
+    saved = "adapter_model.safetensors" if "lora" in config.stem else "model.safetensors"
+    assert (tmp_path / "out" / saved).exists()

@@ -190,14 +190,13 @@ SENTENCES = [
     ("--dataset again", "--dataset: may stand once; got it twice. Put all its values after one."),
     ("--config a.yaml --config b.yaml", "--config: may stand once; got it twice. Give one file."),
     ("--config no.yaml", "--config: must be a YAML file; got 'no.yaml' (No such file or directory). Check the path."),
-    ("--lora_rank 8", "--lora_rank: LoRA is not in this version; got 8. Leave it out."),
-    ("--target_modules q v", "--target_modules: LoRA is not in this version; got q v. Leave it out."),
     ("--max_time 4:00:00", "--max_time: must be days:hours:minutes:seconds, such as 0:03:55:00; got '4:00:00'. "
      "Correct it, or leave it out."),
     ("--load_checkpoint=", "--load_checkpoint: must be true, false or a path; got nothing. Correct it, or leave it "
      "out."),
     ("--keep_best los", "--keep_best: must be one of rewards/auc, rewards/accuracy, rewards/margins, rewards/chosen, "
      "loss or rewards/rejected; got 'los'. Correct it, or leave it out."),
+    ("--zpg 2", "--zpg: ZeRO++ is not in this version; got 2. Leave it out."),
     ("--use_liger_kernel", "--use_liger_kernel: the Liger kernel is not in this version; got true. Leave it out."),
     ("--pretrain ./nowhere", "--pretrain: must be a Hugging Face name or a folder that exists; got './nowhere'. "
      "Check the path."),
@@ -329,7 +328,7 @@ FILES = [
      "Correct the line."),
     ("beta: *x", "run.yaml:1: must be YAML; got an error there: found undefined alias 'x'. Correct the line."),
     ("beta: \x01", "run.yaml: must be YAML; got an error there: text that YAML cannot hold. Correct the line."),
-    ("lora_rank: 8", "run.yaml: lora_rank: LoRA is not in this version; got 8. Leave it out."),
+    ("zpg: 8", "run.yaml: zpg: ZeRO++ is not in this version; got 8. Leave it out."),
     ("train_batch_size: 1", "run.yaml: train_batch_size: must be at least 2 with --loss_type kto, whose reference "
      "point pairs each prompt with another row's completion; got 1. Raise it, or take --loss_type apo_zero_unpaired."),
 ]  # fmt: skip
@@ -380,7 +379,7 @@ def test_a_key_in_the_file_is_refused_and_not_repeated(tmp_path):
     ("flags", "warning"),
     [
         ("--learning_rate 1e-4", "--learning_rate: 0.0001 is above 5e-05, where KTO tends to break the model; "
-         "5e-7 to 5e-6 is usual."),
+         "5e-7 to 5e-6 is usual, with LoRA ten times that."),
         ("--eval_steps 5", "--eval_steps: nothing to evaluate without --eval_dataset."),
         ("--overlap_comm --zero_stage 0", "--overlap_comm: has no effect at --zero_stage 0."),
         ("--lr_scheduler linear --min_lr_ratio 0.5", "--min_lr_ratio: has no effect, as linear has no floor."),

@@ -49,14 +49,14 @@ def test_imports_run_one_way(path):
         assert part in DOORS.get(top, {part}), f"{part} imports {name}"
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "merge_lora"])
 def test_help_and_wrong_flags_need_no_heavy_package(command):
     code = (
         "import sys; from openkto.__main__ import dispatch\n"
         "for words in (['--help'], ['--no_such_flag']):\n"
         "    try: dispatch([sys.argv[1], *words])\n"
         "    except BaseException as error: print(type(error).__name__)\n"
-        "print(sorted({'torch', 'deepspeed', 'transformers', 'datasets'} & sys.modules.keys()))"
+        "print(sorted({'torch', 'deepspeed', 'transformers', 'datasets', 'peft'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-3:] == ["SystemExit", "ConfigError", "[]"]

@@ -40,6 +40,10 @@ print(stop.reason)
 """
 
 
+def rank(number: int) -> dict[str, str]:
+    return {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "4"}
+
+
 def command(body: str, *signals: int, environ: dict[str, str] | None = None) -> tuple[int, str, str]:
     """Run the body in a command, send it the signals 0.2 s apart, and return (status, stdout, stderr)."""
     process = subprocess.Popen(
@@ -61,7 +65,7 @@ def command(body: str, *signals: int, environ: dict[str, str] | None = None) -> 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_signal_in_training_leaves_a_note(name):
-    done = command(TRAINING, signal.Signals[name], environ={"RANK": "1"})
+    done = command(TRAINING, signal.Signals[name], environ=rank(1))
     assert done == (0, f"{name}\n", f"rank 1: {name}: stopping after this step\n")
 
 
@@ -79,7 +83,7 @@ def test_a_signal_before_training_ends_the_command_with_75(name):
 
 
 def test_the_first_rank_alone_says_that_all_stop():
-    status, _, err = command("time.sleep(9)", signal.SIGTERM, environ={"RANK": "1"})
+    status, _, err = command("time.sleep(9)", signal.SIGTERM, environ=rank(1))
     assert (status, err) == (75, "rank 1: SIGTERM: stopping before the first step\n")
 
 
@@ -124,6 +128,19 @@ def test_two_sigints_end_a_process_whose_main_thread_never_comes_back_from_c():
     libc.pthread_mutex_lock(mutex)
     """
     assert command(textwrap.dedent(body), signal.SIGINT, signal.SIGINT)[0] == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_ends_a_process_that_waits_in_c_for_other_ranks(name):
+    body = """
+    import openkto.stops
+    openkto.stops.SECONDS_TO_HANDLE = 0.3
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+    """
+    status, _, err = command(textwrap.dedent(body), signal.Signals[name])
+    assert (status, err) == (75, f"stopped: {name}: {BEFORE_TRAINING}")
 
 
 def test_a_forked_process_has_the_usual_handlers():

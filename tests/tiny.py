@@ -138,7 +138,7 @@ class Oracle:
             loss = weight * item["weight"] * row_loss / len(items)
             total += float(loss.detach())
             if item["label"]:
-                part = -self._token_log_probs(self.policy, item, item).sum() / desirable_tokens
+                part = -self._log_prob(self.policy, item, item) / desirable_tokens
                 sft += float(part.detach())
                 loss = loss + self.sft_loss_coef * part
             loss.backward()
@@ -178,6 +178,10 @@ class Oracle:
         mean = self.loss_type == "kto_length_normalized"
         return tokens.sum() / (len(tokens) if mean else 1)
 
+    @classmethod
+    def _log_prob(cls, model, prompt: dict, completion: dict) -> torch.Tensor:
+        return cls._token_log_probs(model, prompt, completion).sum()
+
     @staticmethod
     def _token_log_probs(model, prompt: dict, completion: dict) -> torch.Tensor:
         ids = torch.tensor([prompt["prompt_ids"] + completion["completion_ids"]])
@@ -202,8 +206,16 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         "gradient_checkpointing": more.pop("gradient_checkpointing", False),
         "use_reentrant": more.pop("use_reentrant", False),
     }
-    actor = Actor((model or tiny_llama)(), **settings).to(strategy.load_dtype)
-    reference = Actor((more.pop("reference", None) or model or tiny_llama)()).to(strategy.load_dtype)
+    is_own_reference = more.pop("ref_mode", "model") == "adapter"
+    source, reference = (model or tiny_llama)(), None
+    loading = {"dtype": strategy.load_dtype} if isinstance(source, str) else {}
+    with strategy.model_loading():
+        actor = Actor(source, **settings, **loading, lora=more.pop("lora", None), keeps_start=is_own_reference)
+        other = more.pop("reference", None) or model or tiny_llama
+        if not is_own_reference:
+            reference = Actor(other(), **loading)
+    if not loading:
+        actor, reference = (m and m.to(strategy.load_dtype) for m in (actor, reference))
     place = {"rank": strategy.rank, "world_size": strategy.world_size}
     needs = more.get("loss_type", "kto") in LOSSES_WITH_Z_REF
     loader = KTODataLoader(rows, batch, micro, **place, seed=more.pop("seed", 1), needs_mismatched=needs)

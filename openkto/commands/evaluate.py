@@ -1,10 +1,10 @@
-"""`openkto evaluate`, `cli/evaluate_kto.py`: a model against a reference on labelled rows, as a table and JSON."""
+"""`openkto evaluate`, `cli/evaluate_kto.py`: a policy against a reference on labelled rows, as a table and JSON."""
 
 import json
 import logging
 from pathlib import Path
 
-from openkto.config import with_resolved
+from openkto.config import is_adapter_folder, ref_is_adapter, with_resolved
 from openkto.errors import ConfigError
 from openkto.flags import parse
 
@@ -28,13 +28,18 @@ def main(argv: list[str]) -> None:
         model_names,
     )
     from openkto.data.loader import KTODataLoader
+    from openkto.models.adapter import base_of
     from openkto.models.loading import check_same_vocabulary
     from openkto.models.loss import KTOLoss
     from openkto.trainer.evaluation import evaluate_set
+    from openkto.trainer.reference import make_reference
 
     # Without an optimizer stages 0 to 2 are one; the autocast of stage 0 is for training.
     config = with_resolved(config, zero_stage=max(1, config.deepspeed.zero_stage))
     pretrain, reference = model_names(config)
+    is_own_reference = ref_is_adapter(config.model, has_adapter=is_adapter_folder(pretrain))
+    if config.model.ref_pretrain is None:
+        reference = base_of(pretrain)
     tokenizer = load_tokenizer_of(config, pretrain)
     if pretrain == reference:
         log.warning("warning: %s is compared with itself; name what it was trained from as --ref_pretrain.", pretrain)
@@ -45,11 +50,11 @@ def main(argv: list[str]) -> None:
     sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
     check_sets(config, (pretrain, reference), list(sets.values()))
     with strategy.model_loading():
-        actor, ref_actor = (
-            load_actor(config, name, strategy.load_dtype, trains=False) for name in (pretrain, reference)
-        )
-    model = strategy.prepare_frozen(actor)
-    ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
+        actor = load_actor(config, pretrain, strategy.load_dtype, trains=False)
+        ref_actor = None if is_own_reference else load_actor(config, reference, strategy.load_dtype, trains=False)
+    model, ref_model = strategy.prepare_frozen(actor), None
+    if ref_actor is not None:
+        ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
     settings, results = config.loss, {}
     weights = float(settings.desirable_loss_weight), float(settings.undesirable_loss_weight)
@@ -62,6 +67,7 @@ def main(argv: list[str]) -> None:
         humanline_low=settings.humanline_low,
         humanline_high=settings.humanline_high,
     )
+    source = make_reference(model, actor, ref_model, strategy)
     for name, rows in sets.items():
         loader = KTODataLoader(
             rows,
@@ -72,7 +78,7 @@ def main(argv: list[str]) -> None:
             max_tokens_per_micro_batch=config.train.max_tokens_per_micro_batch,
             needs_mismatched=loss.needs_z_ref,
         )
-        values = evaluate_set(model, ref_model, strategy, loss, name, loader, between=lambda: None)
+        values = evaluate_set(model, source, strategy, loss, name, loader, between=lambda: None)
         results[name] = {"rows": len(rows), **values}
     if strategy.rank == 0:
         print(table(results))

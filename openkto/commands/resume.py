@@ -1,5 +1,6 @@
 """What a training command asks of its checkpoints before it loads a model."""
 
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any
 import torch
 
 from openkto.commands.data import on_some_ranks
-from openkto.config import RunConfig, to_flat
+from openkto.config import LoraConfig, RunConfig, to_flat
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.checkpoint import Checkpoints
+from openkto.models.adapter import base_of
 from openkto.models.export import RECORDS_BYTES
 from openkto.models.fingerprint import model_fingerprint
 from openkto.trainer.run_state import check_same_run
@@ -20,7 +22,8 @@ log = logging.getLogger(__name__)
 # Settings, beside those that the trainer itself knows, with which a resumed run would be another one.
 SAME_SETTINGS = (
     *("learning_rate", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "l2", "adam_betas"),
-    *("param_dtype", "grad_accum_dtype", "max_len", "truncation"),
+    *("param_dtype", "grad_accum_dtype", "max_len", "truncation", "ref_mode"),
+    *(item.name for item in dataclasses.fields(LoraConfig)),
 )
 ADAM_BYTES = 12  # a parameter's float32 master copy and two moments
 
@@ -48,8 +51,11 @@ def identity_of_command(
     def read() -> dict[str, Any]:
         flat = to_flat(config)
         same = {f"--{name}": list(v) if isinstance(v := flat[name], tuple) else v for name in SAME_SETTINGS}
-        prints = {name: model_fingerprint(name) for name in dict.fromkeys(models)}
-        files = {"the files of the policy": prints[models[0]], "the files of the reference": prints[models[1]]}
+        prints = {name: model_fingerprint(name) for name in {*models, *map(base_of, models)}}
+        files = {
+            f"the files of the {role}": " on ".join(prints[part] for part in dict.fromkeys((name, base_of(name))))
+            for role, name in zip(("policy", "reference"), models, strict=True)
+        }
         return same | files | {"the training rows (fingerprint)": rows.fingerprint()}
 
     is_first = strategy.rank == 0
@@ -78,19 +84,14 @@ def is_done(config: RunConfig, checkpoints: Checkpoints, identity: dict[str, Any
 
 def checkpoint_bytes(config: RunConfig, trainer: Any, zero_stage: int) -> int:
     """Return about how much a checkpoint takes, with the saved model where that goes to the same disk."""
-    trained = sum(
-        p.ds_numel if hasattr(p, "ds_numel") else p.numel()
-        for p in trainer.model.module.parameters()
-        if p.requires_grad
-    )
-    model = trainer.num_parameters * trainer.export_dtype.itemsize
+    model = trainer.num_trainable * trainer.export_dtype.itemsize
     a_parameter = torch.tensor([], dtype=trainer.model.module.model.dtype).element_size()
-    total = RECORDS_BYTES
+    total = 0
     if not config.checkpoint.disable_ds_ckpt:
-        total += trained * (ADAM_BYTES + (a_parameter if zero_stage in (1, 2) else 0))
+        total += trainer.num_trainable * (ADAM_BYTES + (a_parameter if zero_stage in (1, 2) else 0))
     if config.checkpoint.save_hf_ckpt:
         total += model
     root = config.checkpoint.ckpt_path or config.output.save_path
     if Path(root).exists() and os.stat(root).st_dev == os.stat(config.output.save_path).st_dev:
-        total += model
+        total += model + RECORDS_BYTES
     return total

@@ -98,5 +98,7 @@ def _set_up_logging() -> None:
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # DeepSpeed's calls into torch.distributed, which its users can do nothing about.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    # peft's questions to transformers under an old name.
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -13,11 +13,15 @@ from typing import Any
 
 from openkto.config import (
     DEFAULT_LEARNING_RATE,
+    DEFAULT_LORA_LEARNING_RATE,
     LOSSES_WITH_Z_REF,
+    LoraConfig,
     RunConfig,
     openrlhf_differences,
+    ref_is_adapter,
     to_flat,
     to_yaml,
+    trains_adapter,
     with_resolved,
 )
 from openkto.errors import ConfigError, StopError
@@ -78,10 +82,11 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
     check_sets(config, models, [rows, *eval_rows.values()])
     weights = weights_of_classes(config.loss, rows)
+    rate = DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
     config = with_resolved(
         config,
         param_dtype=strategy.precision,
-        learning_rate=config.optim.learning_rate or DEFAULT_LEARNING_RATE,
+        learning_rate=config.optim.learning_rate or rate,
         desirable_loss_weight=weights[0],
         undesirable_loss_weight=weights[1],
     )
@@ -95,13 +100,17 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     watchdog.phase("loading the models")
     with strategy.model_loading():
         actor = load_actor(config, models[0], strategy.load_dtype, trains=True)
-        ref_actor = load_actor(config, models[1], strategy.load_dtype, trains=False)
+        is_own_reference = ref_is_adapter(config.model, has_adapter=actor.has_adapter)
+        ref_actor = None if is_own_reference else load_actor(config, models[1], strategy.load_dtype, trains=False)
     watchdog.phase("preparing the models")
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
     running = {"export_dtype": dtype, "checkpoints": checkpoints, "stop": stop, "watchdog": watchdog}
     trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor), rows, eval_rows, **running)
+    if actor.has_adapter:
+        log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
+        log.info("the reference is %s", "the policy as it starts" if ref_actor is None else models[1])
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
-    on_some_ranks(strategy, lambda: check_space(folder, trainer.num_parameters, dtype), is_mine=is_first)
+    on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
     if config.checkpoint.save_hf_ckpt or checkpoints.with_engine:
         checkpoints.check_space(checkpoint_bytes(config, trainer, strategy.zero_stage))
     on_some_ranks(strategy, lambda: write_run_file(config, folder), is_mine=is_first)
@@ -126,6 +135,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
     Raises:
         ConfigError: they do not.
     """
+    from openkto.models.adapter import base_of
     from openkto.models.loading import check_same_vocabulary, choose_attention, expert_counts, load_config
 
     choose_attention(config.model.attn_implementation)
@@ -139,7 +149,8 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
             f"--aux_loss_coef: needs a mixture-of-experts model; got {pretrain}, a dense {model_config.model_type}. "
             "Leave it out."
         )
-    if os.path.realpath(config.output.save_path) in (os.path.realpath(pretrain), os.path.realpath(reference)):
+    starts = (pretrain, reference, base_of(pretrain), base_of(reference))
+    if os.path.realpath(config.output.save_path) in map(os.path.realpath, starts):
         raise ConfigError(
             "--save_path: must not be the folder of a model that the run starts from; got "
             f"{config.output.save_path}. Name another folder."
@@ -170,7 +181,7 @@ def make_trainer(
     eval_rows: dict[str, Any],
     **running: Any,
 ) -> Any:
-    """Return the `KTOTrainer` over (policy, reference), its loaders, optimizer and schedule, ready to fit.
+    """Return the `KTOTrainer` over (policy, reference or None), its loaders, optimizer and schedule, ready to fit.
 
     Args:
         running: what `KTOTrainer` takes beside settings: checkpoints, stop, watchdog, export_dtype.
@@ -288,6 +299,8 @@ def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) ->
         trust_remote_code=config.model.trust_remote_code,
         gradient_checkpointing=trains and config.model.gradient_checkpointing,
         use_reentrant=trains and config.model.gradient_checkpointing_use_reentrant,
+        lora=config.lora if trains else LoraConfig(load_in_4bit=config.lora.load_in_4bit),
+        keeps_start=trains and ref_is_adapter(config.model, has_adapter=trains_adapter(config)),
     )
 
 

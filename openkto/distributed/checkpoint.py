@@ -4,6 +4,7 @@ DeepSpeed writes its own files (`engine.save_checkpoint`), sharded as training i
 needs to go on exactly. A failure to write is no reason to end a run: the checkpoint before is still there.
 """
 
+import contextlib
 import json
 import logging
 import shutil
@@ -83,7 +84,8 @@ class Checkpoints:
         made = self._first(self._try(lambda: self._make(probe)) if self.strategy.rank == 0 else None)
         seen = self._first(None if probe.exists() else f"rank {self.strategy.rank} does not see it")
         if self.strategy.rank == 0:
-            probe.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                probe.unlink()
         if made is not None:
             raise ConfigError(
                 f"--ckpt_path: must be a folder that can be written; got {self.root} ({made}). Name another."
@@ -97,6 +99,8 @@ class Checkpoints:
     def _make(self, probe: Path) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         probe.touch()
+        # What a killed save left half; the free space is counted without it.
+        shutil.rmtree(self.root / layout.SCRATCH, ignore_errors=True)
 
     def check_space(self, bytes_needed: int) -> None:
         """Compare the free space with what will be written there, hours later; all ranks must call it.
@@ -185,6 +189,11 @@ class Checkpoints:
         """
         load_parameters(engine, read_parameters(found.folder), found.state["updates"])
         return safetensors.numpy.load_file(found.folder / layout.ARRAYS)
+
+    def mark_best(self, step: int) -> None:
+        """Let `best` name the checkpoint of a step that is saved already."""
+        if self.strategy.rank == 0 and self.with_engine:
+            layout.point_to(self.root, "best", layout.name_of(step))
 
     # ---- the end of a run -------------------------------------------------------------------------------------------
 
@@ -275,8 +284,8 @@ class Checkpoints:
             layout.point_to(self.root, "latest", name)
         if is_best:
             layout.point_to(self.root, "best", name)
-        shutil.rmtree(scratch, ignore_errors=True)
         deleted = layout.rotate(self.root, name, max_number=self.max_number, max_gigabytes=self.max_gigabytes)
+        shutil.rmtree(scratch, ignore_errors=True)
         if deleted:
             log.info("checkpoints: deleted %s", ", ".join(deleted))
 

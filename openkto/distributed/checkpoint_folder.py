@@ -173,7 +173,12 @@ def rotate(root: Path, newest: str, *, max_number: int, max_gigabytes: float) ->
         if len(sizes) <= max_number and sum(sizes.values()) <= max_gigabytes * GIGABYTE:
             break
         for folder in _folders(root, name):
-            shutil.rmtree(folder, ignore_errors=True)
+            # Away first and deleted then: what a kill leaves half deleted must not look like a checkpoint.
+            doomed = root / SCRATCH / f"{folder.name}.deleted"
+            doomed.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
         del sizes[name]
         deleted.append(name)
     return deleted

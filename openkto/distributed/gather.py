@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from openkto.distributed.launch import is_first_rank
 
 
-def gather_weights(engine: Any, module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+def gather_weights(
+    engine: Any, module: nn.Module, dtype: torch.dtype, *, trainable_alone: bool = False
+) -> dict[str, Tensor]:
     """Return the state dict of `module`, a part of the engine's model, in `dtype` on rank 0; {} elsewhere.
+
+    Args:
+        trainable_alone: leave out what does not train, buffers too.
 
     All ranks must call it: under ZeRO-3 each parameter is gathered in turn, so no rank holds more than one whole
     parameter but rank 0 on its CPU. float32 comes from the optimizer's masters where training ran in a half.
@@ -20,9 +25,13 @@ def gather_weights(engine: Any, module: nn.Module, dtype: torch.dtype) -> dict[s
     weights: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
+        if trainable_alone and not parameter.requires_grad:
+            continue
         if id(parameter) not in seen:
             seen[id(parameter)] = _whole(engine, parameter, dtype)
         weights[name] = seen[id(parameter)]
+    if trainable_alone:
+        return weights if is_first_rank() else {}
     passing = _non_persistent(module)
     weights.update({name: buffer.detach().cpu() for name, buffer in module.named_buffers() if name not in passing})
     return weights if is_first_rank() else {}

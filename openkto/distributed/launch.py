@@ -37,17 +37,21 @@ def start_process() -> Place:
     if "RANK" not in os.environ:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1")
     local_rank = int(os.environ["LOCAL_RANK"])
-    on_gpu = torch.cuda.is_available()
     device = torch.device("cpu")
-    if on_gpu:
-        device = torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
-        torch.cuda.set_device(device)
-        # DeepSpeed takes it for the number of the device.
-        os.environ["LOCAL_RANK"] = str(device.index)
+    if torch.cuda.is_available():
+        device = _take_gpu(local_rank)
     else:
         deepspeed.ops.__compatible_ops__ = {}
-    _join("nccl" if on_gpu else "gloo")
+    _join("gloo" if device.type == "cpu" else "nccl")
     return Place(device, local_rank)
+
+
+def _take_gpu(local_rank: int) -> torch.device:
+    """Make this rank's GPU the current one, to torch and to DeepSpeed, which takes LOCAL_RANK for its number."""
+    index = device_index(local_rank, torch.cuda.device_count())
+    torch.cuda.set_device(index)
+    os.environ["LOCAL_RANK"] = str(index)
+    return torch.device("cuda", index)
 
 
 def device_index(local_rank: int, visible: int) -> int:

@@ -75,6 +75,20 @@ def read_parameters(folder: Path) -> dict[str, Pieces]:
     return _stage_3(states, shapes) if "fp32_flat_groups" in states[0] else _stages_1_and_2(states)
 
 
+def read_masters(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the flat master copy of each trained parameter, or of all there are where ranks share none.
+
+    Raises:
+        CheckpointError: the folder holds no DeepSpeed checkpoint.
+    """
+    models = _by_rank(folder, "*_model_states.pt")
+    if models and models[0].get("optimizer"):  # stage 0, of whatever program
+        yield from ((name, tensor.reshape(-1)) for name, tensor in models[0]["module"].items())
+        return
+    for name, pieces in read_parameters(folder).items():
+        yield name, pieces.slice(MASTER, 0, pieces.numel)
+
+
 def _by_rank(folder: Path, pattern: str) -> list[Any]:
     def rank_of(path: Path) -> int:
         found = re.search(r"pp_rank_(\d+)_", path.name)

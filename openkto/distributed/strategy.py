@@ -164,6 +164,8 @@ class DeepspeedStrategy:
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
+        # The models are made, alike on every rank; an adapter's dropout must not be.
+        torch.manual_seed(self.seed + self.rank)
         frozen = None if ref_model is None else self.prepare_frozen(ref_model, offload=self.ref_offload)
         return (engine, optimizer, scheduler), frozen
 

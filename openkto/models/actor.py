@@ -4,14 +4,20 @@ Shapes:  B = rows in the micro-batch, T = its longest row, K = scored tokens, H 
 Units:   nats.
 """
 
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from openkto.config import LoraConfig, is_adapter_folder
 from openkto.errors import ConfigError
+from openkto.models.adapter import add_lora, load_adapter, reference_weights
+from openkto.models.export import export_adapter, export_model
 from openkto.models.loading import disable_randomness, expert_counts, load_model
 from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
 
@@ -28,7 +34,8 @@ class ActorOutput(NamedTuple):
 class Actor(nn.Module):
     """Wraps a causal language model so that its forward gives log pi(y|x) of each row.
 
-    Only the positions that predict scored tokens go through the head. There is no dropout.
+    Only the positions that predict scored tokens go through the head. There is no dropout but an adapter's own, and
+    that in training mode alone. An adapter's folder gives its base model with the adapter on it.
 
     Args:
         pretrain_or_model: a folder, a Hub name, or a loaded model.
@@ -37,6 +44,9 @@ class Actor(nn.Module):
         trust_remote_code: run the model's own Python, when loading.
         gradient_checkpointing: recompute the layers' activations in the backward pass.
         use_reentrant: torch's older kind of checkpointing.
+        lora: of the new adapter to put on the model; where `pretrain_or_model` is an adapter's folder, its dropout
+            alone counts.
+        keeps_start: keep an adapter that is loaded as it starts, too, for `reference()`.
 
     Raises:
         ConfigError: the model is of a kind that cannot be trained here.
@@ -51,16 +61,21 @@ class Actor(nn.Module):
         trust_remote_code: bool = False,
         gradient_checkpointing: bool = False,
         use_reentrant: bool = False,
+        lora: LoraConfig | None = None,
+        keeps_start: bool = False,
     ) -> None:
         super().__init__()
+        lora, adapter = lora or LoraConfig(), None
         if isinstance(pretrain_or_model, str):
+            adapter = pretrain_or_model if is_adapter_folder(pretrain_or_model) else None
             pretrain_or_model = load_model(
                 pretrain_or_model,
                 dtype=dtype,
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
+                load_in_4bit=lora.load_in_4bit,
             )
-        self.model = pretrain_or_model
+        self.model: PreTrainedModel | PeftModel = pretrain_or_model
         config = self.model.config
         if self.model.get_output_embeddings() is None or self.model.base_model is self.model:
             raise ConfigError(
@@ -79,6 +94,40 @@ class Actor(nn.Module):
             if use_reentrant:
                 # Reentrant checkpointing passes gradients on only where an input asks for one.
                 self.model.enable_input_require_grads()
+        if adapter is not None:
+            self.model = load_adapter(self.model, adapter, lora_dropout=lora.lora_dropout, keeps_start=keeps_start)
+        elif lora.lora_rank > 0:
+            self.model = add_lora(self.model, lora)
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether only an adapter trains and is saved."""
+        return isinstance(self.model, PeftModel)
+
+    @property
+    def language_model(self) -> PreTrainedModel:
+        """The transformers model itself, with the adapter's layers in it."""
+        model: Any = self.model
+        return model.get_base_model() if self.has_adapter else model
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Inside, forwards are those of the model that training started from: an adapter is off, or as it was."""
+        assert isinstance(self.model, PeftModel), "a policy without an adapter is not its own reference"
+        return reference_weights(self.model)
+
+    def export(self, weights: dict[str, Tensor], tokenizer: Any, folder: str | Path, dtype: torch.dtype) -> None:
+        """Write what was trained, the model or the adapter, with its tokenizer.
+
+        Args:
+            weights: the state dict of `model` in `dtype`; with an adapter, of what trains.
+
+        Raises:
+            OpenKTOError: the folder cannot be written.
+        """
+        if isinstance(self.model, PeftModel):
+            export_adapter(self.model, weights, tokenizer, folder)
+        else:
+            export_model(self.model, weights, tokenizer, folder, dtype, self.config_as_loaded)
 
     def forward(
         self,
@@ -103,7 +152,7 @@ class Actor(nn.Module):
         """
         # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention has
         # faster kernels.
-        outputs = self.model.base_model(
+        outputs = self.language_model.base_model(
             input_ids=input_ids,
             use_cache=False,
             return_dict=True,
@@ -112,7 +161,7 @@ class Actor(nn.Module):
         hidden_BTH = outputs.last_hidden_state
         predicts_BT = torch.zeros_like(loss_mask)
         predicts_BT[:, :-1] = loss_mask[:, 1:]
-        head = self.model.get_output_embeddings()
+        head = self.language_model.get_output_embeddings()
         weight, bias = head.weight, head.bias
         hidden_KH = hidden_BTH[predicts_BT]
         log_prob_K = token_log_probs(hidden_KH, weight, bias, input_ids[loss_mask], self.logit_map)
@@ -136,7 +185,7 @@ class Actor(nn.Module):
         Raises:
             ConfigError: they differ by more than `tolerance` nats a token.
         """
-        device = self.model.device
+        device = self.language_model.device
         vocabulary = self.model.config.get_text_config().vocab_size
         ids_BT = (torch.arange(16, device=device) * 7919 % vocabulary).view(2, 8)
         scored_BT = torch.ones_like(ids_BT, dtype=torch.bool)
@@ -153,6 +202,6 @@ class Actor(nn.Module):
         if not worst <= tolerance:
             raise ConfigError(
                 f"--pretrain: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
-                f"token between them for {type(self.model).__name__}. Its head does something that OpenKTO does not "
-                "know: please report it, and take another model."
+                f"token between them for {type(self.language_model).__name__}. Its head does something that OpenKTO "
+                "does not know: please report it, and take another model."
             )

@@ -1,19 +1,32 @@
-"""The trained model as a Hugging Face folder: what was loaded, with new weights."""
+"""The trained model as a Hugging Face folder, what was loaded with new weights; or its adapter as peft's.
 
+Everything is written beside its place and moved there when complete, so a full disk leaves what was there before.
+"""
+
+import copy
 import json
+import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from openkto.errors import ConfigError, OpenKTOError
+from openkto.models.adapter import TRAINED, adapter_weights
 
-# The weights' files that an earlier export may have left; others in the folder are the user's.
-WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors")
+# What an earlier export, of a model or of an adapter, may have left; others in the folder are the user's.
+EARLIER_FILES = (
+    *("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
+    *("adapter_model.safetensors", "adapter_config.json"),
+)
+SCRATCH = ".export-"
 RECORDS_BYTES = 32 * 2**20  # tokenizer, metrics and the like
 
 
@@ -23,6 +36,7 @@ def check_space(folder: str | Path, num_parameters: int, dtype: torch.dtype) -> 
     Raises:
         ConfigError: it would not fit now.
     """
+    _clear(Path(folder))
     needed = num_parameters * dtype.itemsize + RECORDS_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -47,7 +61,45 @@ def export_model(
         dtype: of the weights.
         config_as_loaded: settings of the configuration that training changed, as they were.
 
-    Everything is written beside its place and moved there when complete, so a full disk leaves what was there before.
+    Raises:
+        OpenKTOError: the folder cannot be written.
+    """
+    settings = config_as_loaded | {"dtype": str(dtype).split(".")[1]}
+    _place(folder, lambda scratch: _write(model, weights, tokenizer, scratch, settings))
+
+
+def export_adapter(model: PeftModel, weights: dict[str, Tensor], tokenizer: Any, folder: str | Path) -> None:
+    """Write the adapter as peft reads it, with tokenizer and chat template, into `folder`.
+
+    Args:
+        weights: the state dict of what trains.
+
+    Raises:
+        OpenKTOError: the folder cannot be written.
+    """
+
+    def write(scratch: Path) -> None:
+        save_file(adapter_weights(model, weights), scratch / "adapter_model.safetensors", metadata={"format": "pt"})
+        known = copy.deepcopy(model.peft_config[TRAINED])
+        known.inference_mode = True
+        base = known.base_model_name_or_path or ""
+        if os.path.isdir(base):
+            # As it was given it would be found from the folder that the run started in alone.
+            known.base_model_name_or_path = os.path.abspath(base)
+        known.save_pretrained(str(scratch))
+        tokenizer.save_pretrained(scratch)
+
+    _place(folder, write)
+
+
+def _clear(folder: Path) -> None:
+    """Delete what a killed export left half."""
+    for debris in folder.glob(f"{SCRATCH}*"):
+        shutil.rmtree(debris, ignore_errors=True)
+
+
+def _place(folder: str | Path, write: Callable[[Path], None]) -> None:
+    """Let files be written beside their place, and move them there when they are complete.
 
     Raises:
         OpenKTOError: the folder cannot be written.
@@ -55,9 +107,10 @@ def export_model(
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
-            _write(model, weights, tokenizer, Path(scratch), config_as_loaded | {"dtype": str(dtype).split(".")[1]})
-            for pattern in WEIGHT_FILES:
+        _clear(folder)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
+            write(Path(scratch))
+            for pattern in EARLIER_FILES:
                 for old in folder.glob(pattern):
                     old.unlink()
             for file in sorted(Path(scratch).iterdir()):

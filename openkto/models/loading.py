@@ -9,10 +9,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
+from openkto.config import is_adapter_folder
 from openkto.errors import ConfigError
+from openkto.models.adapter import base_of
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +34,13 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     attn_implementation: str = "auto",
     trust_remote_code: bool = False,
+    load_in_4bit: bool = False,
 ) -> PreTrainedModel:
-    """Return the causal language model of a folder or Hub name.
+    """Return the causal language model of a folder or Hub name; of an adapter's folder, its base model.
 
     Args:
         dtype: of the parameters.
+        load_in_4bit: hold the linear layers' weights in 4 bits (QLoRA, arXiv:2305.14314: NF4, quantized twice).
         attn_implementation: `auto` takes flash-attention 2 where it can serve, else transformers' choice.
 
     Raises:
@@ -37,6 +48,8 @@ def load_model(
     """
     attention = choose_attention(attn_implementation, dtype)
     config = load_config(pretrain, trust_remote_code)
+    pretrain = base_of(pretrain)
+    quantization = _in_4bit(dtype) if load_in_4bit else {}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             pretrain,
@@ -45,6 +58,7 @@ def load_model(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             **({"attn_implementation": attention} if attention else {}),
+            **quantization,
         )
     except (MemoryError, torch.OutOfMemoryError):
         raise
@@ -59,6 +73,23 @@ def load_model(
             f"{missing[0]} and {len(missing) - 1} more. Save the model again, or name its own folder."
         )
     return model
+
+
+def _in_4bit(dtype: torch.dtype) -> dict[str, Any]:
+    """Return what makes transformers load in 4 bits.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("--load_in_4bit: needs a CUDA GPU; got none. Leave it out.")
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": quantization, "device_map": {"": torch.cuda.current_device()}}
 
 
 def choose_attention(name: str, dtype: torch.dtype = torch.float32) -> str:
@@ -84,11 +115,12 @@ def choose_attention(name: str, dtype: torch.dtype = torch.float32) -> str:
 
 
 def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedConfig:
-    """Return the configuration, refusing models that are no text-only decoders.
+    """Return the configuration, refusing models that are no text-only decoders; an adapter's is its base model's.
 
     Raises:
         ConfigError: the folder is missing or broken, or the model has an encoder or sees images or sound.
     """
+    pretrain = base_of(pretrain)
     _check_folder(pretrain)
     try:
         config = AutoConfig.from_pretrained(pretrain, trust_remote_code=trust_remote_code)
@@ -157,12 +189,15 @@ def check_fits(pretrain: str, config: PretrainedConfig, longest: int, largest_id
 
 
 def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: bool = False):  # type: ignore[no-untyped-def]
-    """Return the model's tokenizer.
+    """Return the model's tokenizer; an adapter's is its own if it was saved with one, else its base model's.
 
     Raises:
         ConfigError: there is none, or it cannot be read.
     """
-    _check_folder(pretrain)
+    if not Path(pretrain, "tokenizer_config.json").exists():
+        pretrain = base_of(pretrain)
+    if not is_adapter_folder(pretrain):
+        _check_folder(pretrain)
     try:
         return AutoTokenizer.from_pretrained(pretrain, use_fast=use_fast, trust_remote_code=trust_remote_code)
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
@@ -180,12 +215,8 @@ def _check_folder(pretrain: str) -> None:
     if path.is_file():
         raise ConfigError(f"{pretrain}: must be a model's folder; got a file. Name the folder that holds it.")
     if path.is_dir() and not (path / "config.json").exists():
-        cure = (
-            "Name the base model; adapters cannot be trained on yet." if (path / "adapter_config.json").exists() else ""
-        )
         raise ConfigError(
-            f"{pretrain}: a model's folder holds a config.json; got none. "
-            f"{cure or 'Name the folder that the model was saved to.'}"
+            f"{pretrain}: a model's folder holds a config.json; got none. Name the folder that the model was saved to."
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from openkto.data.loader import KTODataLoader
 from openkto.models.loss import KTOLoss
 from openkto.trainer.forwards import (
+    Reference,
     Strategy,
     batch_rows,
     forward,
@@ -21,7 +22,7 @@ from openkto.trainer.metrics import MetricWindow
 @torch.no_grad()
 def evaluate_set(
     model: Any,
-    ref_model: Any,
+    reference: Reference,
     strategy: Strategy,
     loss: KTOLoss,
     name: str,
@@ -39,9 +40,8 @@ def evaluate_set(
         TrainingError: a log-probability is not finite.
     """
     window, place = MetricWindow(loss), f"evaluation set {name}"
-    model.eval()
     for batch in loader:
-        before = forward_without_gradient(model, ref_model, strategy, loss, batch, place, between, shift or 0.0)
+        before = forward_without_gradient(model, reference, strategy, loss, batch, place, between, shift or 0.0)
         parts = []
         for micro_batch, ref_log_prob in zip(batch.matched, before.ref_log_prob, strict=True):
             between()

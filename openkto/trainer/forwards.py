@@ -34,6 +34,20 @@ class Strategy(Protocol):
     def gather_rows(self, values_LC: Tensor) -> NDArray[np.float64]: ...
 
 
+class Reference(Protocol):
+    """Where the reference's log-probabilities come from; see `openkto/trainer/reference.py`."""
+
+    def log_probs(
+        self, micro_batches: list[MicroBatch], between: Callable[[], None], *, with_tokens: bool = False
+    ) -> list[Tensor]:
+        """Return each micro-batch's log-probabilities, [B] float64, without gradient; called once a batch.
+
+        With `with_tokens` those of its scored tokens, [K] float32: what keeps sums over rows alone cannot serve a loss
+        that needs them.
+        """
+        ...
+
+
 class BeforeGradient(NamedTuple):
     """What a batch's forwards without gradient give."""
 
@@ -47,7 +61,7 @@ class BeforeGradient(NamedTuple):
 @torch.no_grad()
 def forward_without_gradient(
     model: Any,
-    ref_model: Any,
+    reference: Reference,
     strategy: Strategy,
     loss: KTOLoss,
     batch: RankBatch,
@@ -58,7 +72,7 @@ def forward_without_gradient(
     """Run the policy on the mismatched pairs and the reference on everything, then agree on z_ref.
 
     All of it comes before the first backward: z_ref is exact for every micro-batch, and ZeRO-3 keeps its prefetch
-    order.
+    order. The policy is left in evaluation mode: an adapter's dropout belongs to the forwards that train.
 
     Args:
         place: names the batch in an error.
@@ -69,23 +83,15 @@ def forward_without_gradient(
         TrainingError: a log-ratio of a mismatched pair is not finite.
     """
     device, mismatched = strategy.device, [strip_prefix(m) for m in batch.mismatched]
-
-    def run(a_model: Any, micro_batches: list[MicroBatch]) -> list[Tensor]:
-        log_probs = []
-        for micro_batch in micro_batches:
-            between()
-            log_probs.append(forward(a_model, micro_batch, device, with_tokens=loss.by_token))
-        return log_probs
-
-    policy = run(model, mismatched)
-    with strategy.reference_forward(ref_model):
-        reference = run(ref_model, mismatched)
-        ref_log_prob = run(ref_model, batch.matched)
+    model.eval()
+    policy = forward_all(model, mismatched, device, between, with_tokens=loss.by_token)
+    ref_log_prob = reference.log_probs([*mismatched, *batch.matched], between, with_tokens=loss.by_token)
+    ref_mismatched, ref_matched = ref_log_prob[: len(mismatched)], ref_log_prob[len(mismatched) :]
     log_ratio_L = torch.zeros(0, dtype=torch.float64)
     row_L = torch.zeros(0, dtype=torch.int64)
     if mismatched:
         is_real_L = torch.cat([is_real(m) for m in mismatched])
-        triples = zip(policy, reference, mismatched, strict=True)
+        triples = zip(policy, ref_mismatched, mismatched, strict=True)
         ratios = [loss.log_ratios(p, r, m["loss_mask"].to(device)) for p, r, m in triples]
         log_ratio_L = torch.cat(ratios).cpu()[is_real_L]
         row_L = torch.cat([m["row"] for m in mismatched])[is_real_L]
@@ -104,12 +110,12 @@ def forward_without_gradient(
     desirable_tokens = float(totals[6])
     counts = StepCounts(rows, matched_tokens, mismatched_tokens, slots, batch.same_prompt, same_completion)
     if not loss.needs_z_ref:
-        return BeforeGradient(ref_log_prob, totals.new_tensor(shift), None, desirable_tokens, counts)
+        return BeforeGradient(ref_matched, totals.new_tensor(shift), None, desirable_tokens, counts)
     if not bool(totals[0].isfinite()):
         pairs_NC = strategy.gather_rows(torch.stack([row_L.double(), log_ratio_L], dim=1).to(device))
         stop_unless_finite(f"{place}, mismatched pairs", pairs_NC[:, 0], pairs_NC[:, 1])
     z_ref, mismatched_mean = reference_point(totals[0], totals[1]), float(totals[0] / totals[1])
-    return BeforeGradient(ref_log_prob, z_ref, mismatched_mean, desirable_tokens, counts)
+    return BeforeGradient(ref_matched, z_ref, mismatched_mean, desirable_tokens, counts)
 
 
 def forward(model: Any, micro_batch: MicroBatch, device: torch.device, *, with_tokens: bool = False) -> Tensor:
@@ -117,6 +123,22 @@ def forward(model: Any, micro_batch: MicroBatch, device: torch.device, *, with_t
     on_device = to_device(micro_batch, device)
     inputs = on_device["input_ids"], on_device["attention_mask"], on_device["loss_mask"]
     return model(*inputs, with_tokens=True).log_prob_K if with_tokens else model(*inputs).log_prob_B
+
+
+def forward_all(
+    model: Any,
+    micro_batches: list[MicroBatch],
+    device: torch.device,
+    between: Callable[[], None],
+    *,
+    with_tokens: bool = False,
+) -> list[Tensor]:
+    """Return `forward` of each micro-batch, with a call of `between` before each."""
+    log_probs = []
+    for micro_batch in micro_batches:
+        between()
+        log_probs.append(forward(model, micro_batch, device, with_tokens=with_tokens))
+    return log_probs
 
 
 def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:

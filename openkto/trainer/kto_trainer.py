@@ -34,9 +34,10 @@ from openkto.trainer.forwards import (
     stop_unless_finite,
     to_device,
 )
+from openkto.trainer.reference import make_reference
 from openkto.trainer.reporter import Reporter, StepReport
 from openkto.trainer.run_state import RunState
-from openkto.trainer.saving import RunSaver, identity_of, save_model
+from openkto.trainer.saving import RunSaver, count, identity_of, save_model
 from openkto.trainer.schedule import learning_rates
 
 
@@ -64,7 +65,7 @@ class KTOTrainer:
 
     Args:
         model: the policy's engine, from `strategy.prepare`.
-        ref_model: the frozen reference, from there too.
+        ref_model: the frozen reference, from there too; None where the policy has an adapter, which is off then.
         tokenizer: the model's tokenizer, saved with it.
         strategy: see `TrainingStrategy`.
         optim: the optimizer that was given to `strategy.prepare`.
@@ -131,16 +132,9 @@ class KTOTrainer:
         self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader
         if aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
-        self.loss = KTOLoss(
-            beta,
-            desirable_weight,
-            undesirable_weight,
-            loss_type,
-            label_smoothing,
-            sft_loss_coef,
-            humanline_low,
-            humanline_high,
-        )
+        self.reference = make_reference(model, model.module, ref_model, strategy)
+        constants = (label_smoothing, sft_loss_coef, humanline_low, humanline_high)
+        self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type, *constants)
         # A run that is resumed with others would be another run.
         self.settings = {
             "--loss_type": loss_type,
@@ -162,8 +156,8 @@ class KTOTrainer:
         self.checkpoints = checkpoints
         self.stop, self.owns_stop = stop or StopRequest(), stop is None
         self.watchdog = watchdog or Watchdog(0, strategy.rank)
-        # Under ZeRO-3 a parameter's own size is that of what this rank holds of it.
-        self.num_parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
+        self.num_parameters = count(model.parameters())
+        self.num_trainable = count(p for p in model.parameters() if p.requires_grad)
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -191,11 +185,12 @@ class KTOTrainer:
         run, resumed = saver.begin(consumed_samples)
         self.run = run
         self.stop.begin_training()
-        reporter = Reporter(args, self.strategy, self.num_parameters, self.loss, loader, total_steps, run, resumed)
+        sizes = (self.num_parameters, self.num_trainable)
+        reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, total_steps, run, resumed)
         with self.stop if self.owns_stop else contextlib.nullcontext():
             try:
-                if not run.is_evaluated:
-                    self._evaluate_and_report(run, reporter, saver)
+                if not run.is_evaluated and saver.is_best(run, self._evaluate_and_report(run, reporter, saver)):
+                    saver.save(run, reporter)
                 while run.step < last_step:
                     started = time.perf_counter()
                     for batch in loader:
@@ -264,11 +259,11 @@ class KTOTrainer:
     # ---- one step ---------------------------------------------------------------------------------------------------
 
     def _train_step(self, run: RunState, batch: RankBatch, learning_rate: float, with_entropy: bool) -> StepReport:
-        self.model.train()
-        place = f"step {run.step}"
+        place, shift = f"step {run.step}", run.shift or 0.0
         before = forward_without_gradient(
-            self.model, self.ref_model, self.strategy, self.loss, batch, place, self.watchdog.beat, run.shift or 0.0
+            self.model, self.reference, self.strategy, self.loss, batch, place, self.watchdog.beat, shift
         )
+        self.model.train()
         has_aux_loss = self.aux_loss_coef > 0
         parts, aux_loss = [], torch.zeros((), device=self.strategy.device)
         for m, ref_log_prob in enumerate(before.ref_log_prob):
@@ -326,7 +321,7 @@ class KTOTrainer:
 
     def _evaluate(self, run: RunState, between: Callable[[], None]) -> dict[str, dict[str, float]]:
         return {
-            name: evaluate_set(self.model, self.ref_model, self.strategy, self.loss, name, loader, between, run.shift)
+            name: evaluate_set(self.model, self.reference, self.strategy, self.loss, name, loader, between, run.shift)
             for name, loader in self.eval_dataloaders.items()
         }
 
@@ -352,7 +347,7 @@ class KTOTrainer:
     # ---- the result -------------------------------------------------------------------------------------------------
 
     def save_model(self, folder: str, dtype: torch.dtype | None = None) -> None:
-        """Write the model and its tokenizer as a Hugging Face folder; all ranks must call it.
+        """Write the model, or its adapter, with the tokenizer as a Hugging Face folder; all ranks must call it.
 
         Args:
             dtype: of the saved weights; None is `export_dtype`.

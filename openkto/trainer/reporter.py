@@ -56,7 +56,7 @@ class Reporter:
 
     Args:
         args: see `FitArgs`.
-        strategy, num_parameters, loss, loader: the trainer's.
+        strategy, num_parameters, num_trainable, loss, loader: the trainer's.
         total_steps: of the schedule.
         run: where the run stands; the loop moves it on.
         resumed: what was open when the checkpoint was saved; None in a run that starts afresh, which sets an earlier
@@ -68,6 +68,7 @@ class Reporter:
         args: Any,
         strategy: Any,
         num_parameters: int,
+        num_trainable: int,
         loss: KTOLoss,
         loader: KTODataLoader,
         total_steps: int,
@@ -75,7 +76,7 @@ class Reporter:
         resumed: Resumed | None = None,
     ) -> None:
         self.args, self.strategy = args, strategy
-        self.throughput = Throughput(num_parameters, strategy.world_size, strategy.device)
+        self.throughput = Throughput(num_parameters, num_trainable, strategy.world_size, strategy.device)
         self.window = MetricWindow(loss)
         self.reports: list[StepReport] = []
         self.num_tokens = self.same_prompt = self.same_completion = self.skipped = 0
@@ -99,6 +100,7 @@ class Reporter:
             values = environment(strategy.world_size, strategy.device) | {
                 "run_id": run.run_id,
                 "parameters": num_parameters,
+                "trainable_parameters": num_trainable,
                 "rows": loader.num_rows,
             }
             self.trackers.log("run", run.step, values)

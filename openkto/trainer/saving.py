@@ -6,7 +6,7 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from openkto.distributed.gather import gather_weights
 from openkto.distributed.launch import is_first_rank
 from openkto.distributed.watchdog import Watchdog
 from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError, TrainingError
-from openkto.models.export import export_model
 from openkto.stops import StopRequest
 from openkto.trainer.environment import environment
 from openkto.trainer.fit_args import FitArgs
@@ -128,7 +127,7 @@ class RunSaver:
     def is_best(self, run: RunState, results: dict[str, dict[str, float]]) -> bool:
         """Whether an evaluation's value of the metric to keep is the best so far; `best` is then to name the step."""
         metric = self.args.keep_best
-        if metric is None or not results:
+        if metric is None or not results or run.step == 0:
             return False
         value = next(iter(results.values())).get(metric)
         if value is None:
@@ -167,8 +166,12 @@ class RunSaver:
         Raises:
             CheckpointError: it failed for the third time in a row.
         """
-        if not self.writes or self.checkpoints.saved_step == run.step:
-            return self.writes
+        if not self.writes:
+            return False
+        if self.checkpoints.saved_step == run.step:
+            if run.best_step == run.step:
+                self.checkpoints.mark_best(run.step)
+            return True
         self.watchdog.phase(f"saving a checkpoint at step {run.step}")
         resumed = reporter.state()
         states = self.strategy.gather_objects(rng_state(self.strategy.device))
@@ -212,7 +215,7 @@ def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> di
 
 
 def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, has_refuge: bool) -> None:
-    """Write the policy and its tokenizer as a Hugging Face folder; all ranks must call it.
+    """Write the policy, or its adapter, with the tokenizer as a Hugging Face folder; all ranks must call it.
 
     Args:
         has_refuge: where the folder cannot be written, write into a temporary one: hours of training are in the
@@ -223,7 +226,7 @@ def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, 
         OpenKTOError: the folder cannot be written.
     """
     actor = engine.module
-    weights = gather_weights(engine, actor.model, dtype)
+    weights = gather_weights(engine, actor.model, dtype, trainable_alone=actor.has_adapter)
     if not is_first_rank():
         return
     broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
@@ -233,15 +236,19 @@ def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, 
             f"{broken[0]} and {len(broken) - 1} more, and nothing was saved. Lower --learning_rate, or pass "
             "--export_dtype fp32."
         )
-    rest = (actor.model, weights, tokenizer)
     try:
-        export_model(*rest, folder, dtype, actor.config_as_loaded)
+        actor.export(weights, tokenizer, folder, dtype)
     except OpenKTOError as error:
         if not has_refuge:
             raise
         refuge = tempfile.mkdtemp(prefix="openkto-")
-        export_model(*rest, refuge, dtype, actor.config_as_loaded)
+        actor.export(weights, tokenizer, refuge, dtype)
         raise OpenKTOError(f"{error} The trained model was saved to {refuge} instead: move it from there.") from error
+
+
+def count(parameters: Iterable[nn.Parameter]) -> int:
+    """Return the number of weights; under ZeRO-3 a parameter's own size is that of what this rank holds of it."""
+    return sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in parameters)
 
 
 def _under(prefix: str, name: str) -> str:

@@ -12,7 +12,7 @@ PEAK_FLOPS = {
     "A800": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12, "V100": 125e12,
 }  # fmt: skip
 FORWARD_FLOPS_PER_PARAMETER = 2
-TRAINING_FORWARDS = 3  # a forward and its backward, which costs two
+TRAINING_FORWARDS = 2  # a forward, and the backward pass through it; the gradients of what trains cost up to one more
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Throughput:
     """Adds up steps and their time, evaluation and saving left out."""
 
     num_parameters: int
+    num_trainable: int
     world_size: int
     device: torch.device
     seconds: float = 0.0
@@ -57,7 +58,8 @@ class Throughput:
         if peak is not None:
             # Useful work: training on the matched rows, one policy forward of the mismatched, one of the reference on
             # both.
-            forwards = TRAINING_FORWARDS * matched + mismatched + (matched + mismatched)
+            training = TRAINING_FORWARDS + self.num_trainable / self.num_parameters
+            forwards = training * matched + mismatched + (matched + mismatched)
             flops = FORWARD_FLOPS_PER_PARAMETER * self.num_parameters * forwards
             values["mfu"] = flops / self.seconds / (peak * self.world_size)
         return values

@@ -209,7 +209,7 @@ class TensorBoard:
         earlier = sorted(Path(folder).glob(f"events.out.tfevents.*{suffix}")) if run_id else []
         times = {key: time for file in earlier for key, time in _event_times(file)}
         self._writer = SummaryWriter(folder, filename_suffix=suffix)
-        for line in recorded if earlier else ():
+        for line in recorded:
             self._add(line["kind"], line["step"], {k: v for k, v in line.items() if k not in ("kind", "step")}, times)
         self._writer.flush()
         for file in earlier:

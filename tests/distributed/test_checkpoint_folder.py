@@ -108,6 +108,23 @@ def test_gigabytes_count_copies_too_and_a_copy_goes_with_its_checkpoint(tmp_path
     assert (tmp_path / "global_step2_hf").exists()
 
 
+def test_a_kill_in_the_middle_of_a_deletion_leaves_nothing_like_a_checkpoint(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    monkeypatch.setattr(layout.shutil, "rmtree", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        layout.rotate(tmp_path, "global_step3", max_number=2, max_gigabytes=1e8)
+    assert layout.checkpoints_in(tmp_path) == ["global_step3", "global_step2"]
+
+
+def test_an_earlier_runs_checkpoints_do_not_count(tmp_path):
+    write(tmp_path, 9, size=10_000)
+    layout.set_aside(tmp_path)
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    assert layout.rotate(tmp_path, "global_step2", max_number=2, max_gigabytes=5e-6) == []
+
+
 def test_copies_alone_are_counted_like_checkpoints(tmp_path):
     for step in (1, 2, 10):
         (tmp_path / f"global_step{step}_hf").mkdir()

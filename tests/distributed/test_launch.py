@@ -1,10 +1,12 @@
 """A rank's device and address."""
 
+import os
 import socket
 
 import pytest
+import torch
 
-from openkto.distributed.launch import _check_own_address, device_index
+from openkto.distributed.launch import _check_own_address, _take_gpu, device_index
 from openkto.errors import ConfigError
 
 
@@ -13,6 +15,16 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees():
     assert device_index(3, 1) == 0  # --gpus-per-task=1
     with pytest.raises(ConfigError, match="got 4 for rank 4 of this node"):
         device_index(4, 4)
+
+
+def test_deepspeed_finds_the_only_gpu_that_a_rank_sees(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert _take_gpu(3) == torch.device("cuda", 0)
+    assert chosen == [0]
+    assert os.environ["LOCAL_RANK"] == "0"
 
 
 def test_nodes_that_know_themselves_by_a_loopback_address_alone_are_one_sentence(monkeypatch):

@@ -59,6 +59,15 @@ def test_a_write_that_fails_leaves_the_earlier_export_whole(model, tmp_path, mon
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
+def test_what_a_killed_export_left_is_deleted(model, tmp_path):
+    (tmp_path / ".export-killed").mkdir()
+    check_space(tmp_path, 1, torch.float32)
+    assert not (tmp_path / ".export-killed").exists()
+    (tmp_path / ".export-killed").mkdir()
+    export(model, tmp_path)
+    assert not (tmp_path / ".export-killed").exists()
+
+
 def test_too_little_space_is_said_before_the_run(tmp_path, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(0, 0, 2**30))

@@ -35,11 +35,6 @@ def test_a_folder_without_a_model_is_named(tmp_path):
     assert "a model's folder holds a config.json; got none" in refusal(load_config, str(tmp_path))
 
 
-def test_an_adapter_is_not_taken_for_a_model(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert "Name the base model" in refusal(load_config, str(tmp_path))
-
-
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "no such kind"}', "{}"])
 def test_a_broken_config_is_one_sentence(tmp_path, content):
     (tmp_path / "config.json").write_text(content)

@@ -3,7 +3,7 @@
 # skip themselves.
 set -uo pipefail
 packages=(slurmctld slurmd slurm-client iproute2)
-dpkg-query -W "${packages[@]}" >/dev/null 2>&1 && exit 0
+command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v sbatch >/dev/null && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "install.sh: SLURM is installed on Debian by root alone; the SLURM tests will be skipped" >&2
     exit 0

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from openkto.config import LoraConfig
 from openkto.distributed.gather import gather_weights
 from openkto.trainer.run_state import RunState
 from tests.ranks import run_ranks
@@ -146,6 +147,26 @@ def test_a_resumed_run_is_bit_equal_shift_and_open_window_included(loss_type, tm
         for line, expected in zip(lines(cut, kind), lines(whole, kind), strict=True):
             for name in (*SAME, "rewards/accuracy"):
                 assert line.get(name) == expected.get(name), name
+
+
+def train_adapter(folder, zero_stage, micro):
+    trainer, _ = make_trainer(
+        token_rows(MIXED, SEED), zero_stage=zero_stage, batch=4, micro=micro, lr=1e-2, beta=BETA, steps=3,
+        lora=LoraConfig(lora_rank=4), ref_mode="adapter", **settings_of("kto_humanline", TERMS),
+    )  # fmt: skip
+    trainer.fit(quiet_args(folder, 3))
+
+
+def test_a_loss_by_token_takes_the_policy_with_its_adapter_off_as_reference(tmp_path):
+    run_ranks(train_adapter, 1, tmp_path, tmp_path / "one", 0, 4)
+    run_ranks(train_adapter, 2, tmp_path, tmp_path / "two", 3, 1)
+    one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
+    assert one[0]["rewards/rejected"] == two[0]["rewards/rejected"] == one[0]["kl"] == 0.0
+    assert abs(one[-1]["rewards/rejected"]) > 1e-4
+    for line, expected in zip(two, one, strict=True):
+        assert line.keys() == expected.keys()
+        for name in {*SAME, "grad_norm"} & line.keys():
+            assert line[name] == pytest.approx(expected[name], rel=1e-4, abs=2e-5), name
 
 
 def test_no_shift_is_known_before_the_first_step():

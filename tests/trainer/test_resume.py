@@ -418,6 +418,56 @@ def test_the_best_evaluation_is_saved_and_stays(tmp_path):
     assert layout.checkpoints_in(root) == ["global_step6", f"global_step{best}"]
 
 
+def stopped_in_best_evaluation(folder):
+    """Be told to stop in the evaluation at step 2, whose value is the best of the run."""
+    args = {"save_steps": 0, "eval_steps": 2, "keep_best": "rewards/margins", "max_ckpt_num": 1}
+    trainer, _ = prepared(0, eval_rows=token_rows([True, False, True, False], seed=9), lr=0.03, stop=StopRequest())
+    evaluate = trainer._evaluate
+
+    def ask_first(between):
+        trainer.stop.reason = "SIGTERM"
+        return evaluate(between)
+
+    trainer._evaluate = ask_first
+    with pytest.raises(StopError):
+        trainer.fit(quiet_args(folder, STEPS, **args))
+    trainer, _ = prepared(0, eval_rows=token_rows([True, False, True, False], seed=9), lr=0.03)
+    trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True, **args))
+
+
+def test_an_evaluation_that_is_made_again_counts_for_the_best(tmp_path):
+    run_ranks(stopped_in_best_evaluation, 1, tmp_path, tmp_path / "a")
+    evaluations = [line for line in records(tmp_path / "a") if line["kind"] == "eval"]
+    assert [line["step"] for line in evaluations] == [2, 4, 6]
+    best = max(evaluations, key=lambda line: line["rewards/margins"])["step"]
+    assert layout.pointed_to(tmp_path / "a/checkpoints", "best") == f"global_step{best}"
+
+
+def made_folders(folder):
+    _, strategy = prepared(0)
+    root = Path(folder) / "root"
+    if strategy.rank == 0:
+        (root / ".saving/global_step3").mkdir(parents=True)
+    strategy.barrier()
+    saving.Checkpoints(root, strategy).make_folder()
+    left = list(root.iterdir())
+    messages = []
+    for place in (Path(folder) / "file/checkpoints", Path("/proc/nothing")):
+        (Path(folder) / "file").touch()
+        try:
+            saving.Checkpoints(place, strategy).make_folder()
+        except ConfigError as error:
+            messages.append(str(error))
+    return left, messages
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence_and_debris_goes_at_the_start(tmp_path):
+    for left, (first, second) in run_ranks(made_folders, 2, tmp_path, tmp_path):
+        assert left == []
+        assert first.startswith(f"--ckpt_path: must be a folder that can be written; got {tmp_path}/file/checkpoints (")
+        assert second.startswith("--ckpt_path: must be a folder that can be written; got /proc/nothing (")
+
+
 # ---- a disk that is full --------------------------------------------------------------------------------------------
 
 
@@ -498,3 +548,24 @@ def test_frozen_weights_are_left_out_and_come_from_the_model(tmp_path, zero_stag
     assert all("layers.1" in name for name in saved)
     size = layout.folder_bytes(tmp_path / "cut/checkpoints/global_step3")
     assert size < 16 * sum(pieces.numel for pieces in saved.values()) + 100_000
+
+
+# ---- an adapter with dropout ----------------------------------------------------------------------------------------
+
+
+def start_lora(folder, zero_stage, stop, checkpointing):
+    from openkto.config import LoraConfig
+
+    lora = LoraConfig(lora_rank=4, lora_dropout=0.3)
+    more = {"lora": lora, "gradient_checkpointing": checkpointing, "lr": 0.01}
+    return start(folder, zero_stage, {"stop_after_steps": stop, "logging_steps": 2}, **more)
+
+
+@pytest.mark.parametrize(("zero_stage", "checkpointing"), [(0, False), (1, False), (2, True), (3, False)])
+def test_dropout_in_an_adapter_draws_what_it_would_have_drawn(tmp_path, zero_stage, checkpointing):
+    whole = run_ranks(start_lora, 2, tmp_path, tmp_path / "whole", zero_stage, None, checkpointing)[0]
+    run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, 1, checkpointing)
+    run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, 4, checkpointing)
+    cut = run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, None, checkpointing)[0]
+    assert worst(whole, cut) == 0.0
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")

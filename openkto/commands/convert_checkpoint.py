@@ -1,0 +1,92 @@
+"""`openkto convert_checkpoint`, `cli/convert_checkpoint.py`: a DeepSpeed checkpoint as a Hugging Face folder.
+
+It needs no process group and no GPU: the model that training started from is loaded on the CPU and given the
+checkpoint's weights.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from openkto.config import LoraConfig, from_flat
+from openkto.errors import CheckpointError, ConfigError
+from openkto.flags import parse
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> None:
+    """Convert as the command line says.
+
+    Raises:
+        OpenKTOError: something that the user can act on.
+    """
+    config, _ = parse(argv, "convert_checkpoint")
+    from openkto.commands.train import load_tokenizer_of, make_folder
+    from openkto.distributed.gather import gather_weights
+    from openkto.distributed.portable import read_masters
+    from openkto.models import Actor
+    from openkto.models.loading import DTYPES
+
+    folder, settings = Path(str(config.checkpoint.load_checkpoint)), config.model
+    if os.path.realpath(config.output.save_path) == os.path.realpath(settings.pretrain):
+        raise ConfigError(
+            f"--save_path: must not be the folder of --pretrain; got {config.output.save_path}. Name another folder."
+        )
+    run = check_checkpoint(folder)
+    dtype = DTYPES[settings.export_dtype or run.get("param_dtype") or "fp32"]
+    lora = from_flat({**run, "pretrain": settings.pretrain}).lora if run else LoraConfig()
+    actor = Actor(settings.pretrain, dtype=dtype, trust_remote_code=settings.trust_remote_code, lora=lora)
+    put_in(folder, actor, read_masters(folder))
+    make_folder(Path(config.output.save_path))
+    weights = gather_weights(None, actor.model, dtype, trainable_alone=actor.has_adapter)
+    actor.export(weights, load_tokenizer_of(config, settings.pretrain), config.output.save_path, dtype)
+    log.info("the %s is in %s", "adapter" if actor.has_adapter else "model", config.output.save_path)
+
+
+def check_checkpoint(folder: Path) -> dict[str, Any]:
+    """Return the settings of the run that wrote a checkpoint, or nothing for another program's.
+
+    Raises:
+        CheckpointError: a file is not as it was written.
+    """
+    from openkto.distributed import checkpoint_folder as layout
+
+    if not (folder / layout.STATE).is_file() and not (folder / layout.MANIFEST).is_file():
+        log.warning("warning: %s: has no manifest to compare its files with; it is read as it is.", folder)
+        return {}
+    try:
+        problem = layout.problem_with(folder, layout.read_manifest(folder).files)
+    except CheckpointError as error:
+        problem = str(error)
+    if problem is not None:
+        raise CheckpointError(f"{folder}: must be a complete checkpoint; got one where {problem}. Name another.")
+    settings: dict[str, Any] = json.loads((folder / layout.STATE).read_text(encoding="utf-8"))["settings"]
+    return settings
+
+
+def put_in(folder: Path, actor: Any, masters: Iterator[tuple[str, Any]]) -> None:
+    """Give a model the weights of a checkpoint; its frozen ones are the model's own.
+
+    Raises:
+        CheckpointError: it is another model's.
+    """
+    trained = {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
+    left = set(trained)
+    others = []
+    for name, flat in masters:
+        # Other programs train the model itself, not one inside an actor.
+        own = next((known for known in (name, f"model.{name}") if known in trained), None)
+        if own is None or trained[own].numel() != flat.numel():
+            others.append(name)
+            continue
+        trained[own].data.copy_(flat.view(trained[own].shape))
+        left.discard(own)
+    if left:
+        raise CheckpointError(
+            f"{folder}: must hold every trained weight of --pretrain; got none for {min(left)}, and for others "
+            f"{min(others, default='nothing')}. Name the model that this checkpoint was trained from."
+        )

@@ -1,0 +1,45 @@
+"""`openkto merge_lora`, `cli/merge_lora.py`: an adapter and its base model as one whole model."""
+
+import logging
+import os
+from pathlib import Path
+
+from openkto.errors import ConfigError
+from openkto.flags import parse
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> None:
+    """Merge as the command line says.
+
+    Raises:
+        OpenKTOError: something that the user can act on.
+    """
+    config, _ = parse(argv, "merge_lora")
+    from openkto.commands.train import make_folder
+    from openkto.models.adapter import base_of
+    from openkto.models.loading import load_tokenizer
+    from openkto.models.merging import merge_adapter
+
+    settings, folder = config.model, config.output.save_path
+    base = base_of(settings.pretrain)
+    if os.path.realpath(folder) in (os.path.realpath(settings.pretrain), os.path.realpath(base)):
+        raise ConfigError(
+            f"--save_path: must not be the folder of the adapter or its base model; got {folder}. Name another folder."
+        )
+    tokenizer = load_tokenizer(
+        settings.pretrain,
+        use_fast=not settings.disable_fast_tokenizer,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    make_folder(Path(folder))
+    log.info("%s: adding the adapter to %s", settings.pretrain, base)
+    merge_adapter(
+        settings.pretrain,
+        tokenizer,
+        folder,
+        settings.export_dtype,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    log.info("the model is in %s", folder)

@@ -1,0 +1,194 @@
+"""LoRA adapters through peft: put on a model, read from a folder, switched off for the reference.
+
+peft tells adapters apart by name. `TRAINED` is the one that trains and is saved; `START` is a frozen copy of the
+adapter that training started from, there only where the policy is its own reference.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import peft
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from openkto.config import ALL_LINEAR, LoraConfig, is_adapter_folder
+from openkto.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+TRAINED, START = "default", "start"
+ADAPTABLE = (nn.Linear, nn.Embedding, Conv1D)
+PLAIN_STARTS = ("gaussian", "orthogonal")  # ways to begin an adapter that do not change the base's weights
+
+
+def add_lora(model: PreTrainedModel, settings: LoraConfig) -> peft.PeftModel:
+    """Return the model with a new adapter, whose B matrices are 0: it computes what the model did.
+
+    The adapter has the model's dtype; DeepSpeed keeps float32 masters of what trains.
+
+    Raises:
+        ConfigError: a name in the settings is of no module, or of one that cannot be adapted.
+    """
+    targets = settings.target_modules
+    _check_names(model, settings)
+    known = peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM,
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else list(targets),
+        lora_dropout=settings.lora_dropout,
+        use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
+        modules_to_save=list(settings.lora_modules_to_save) or None,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    adapted = peft.get_peft_model(model, known, adapter_name=TRAINED, autocast_adapter_dtype=False)
+    _check_head(adapted, "--target_modules")
+    return adapted
+
+
+def load_adapter(
+    model: PreTrainedModel, folder: str, *, lora_dropout: float = 0.0, keeps_start: bool = False
+) -> peft.PeftModel:
+    """Return the model with the adapter of a folder, ready to train further.
+
+    Args:
+        lora_dropout: instead of the one that the adapter was trained with.
+        keeps_start: also keep a frozen copy of it, for `reference_weights`.
+
+    Raises:
+        ConfigError: the folder holds no LoRA adapter for this model.
+    """
+    known = read_adapter_config(folder)
+    known.lora_dropout, known.inference_mode = lora_dropout, False
+    known.base_model_name_or_path = model.name_or_path
+    loading: dict[str, Any] = {"torch_device": "cpu", "autocast_adapter_dtype": False}
+    try:
+        adapted = peft.get_peft_model(model, known, adapter_name=TRAINED, autocast_adapter_dtype=False)
+        found = adapted.load_adapter(folder, adapter_name=TRAINED, is_trainable=True, **loading)
+        if keeps_start:
+            adapted.load_adapter(folder, adapter_name=START, is_trainable=False, **loading)
+    except Exception as error:  # whatever other people's files lead to in peft
+        raise ConfigError(
+            f"{folder}: cannot load the adapter on {model.name_or_path}: {_one_line(error)} Check its files, and that "
+            "the base model is the one that it was trained on."
+        ) from error
+    wrong = sorted(found.missing_keys) + sorted(found.unexpected_keys)
+    if wrong:
+        raise ConfigError(
+            f"{folder}: the adapter's weights must be those of its configuration on {model.name_or_path}; got a "
+            f"difference in {wrong[0]} and {len(wrong) - 1} more. Save the adapter again, or correct its base model."
+        )
+    _check_head(adapted, folder)
+    return adapted
+
+
+def read_adapter_config(folder: str) -> peft.LoraConfig:
+    """Return the configuration of an adapter's folder.
+
+    Raises:
+        ConfigError: it cannot be read, is of another kind than LoRA, or changes more than switching it off undoes.
+    """
+    try:
+        known = peft.PeftConfig.from_pretrained(folder)
+    except Exception as error:
+        raise ConfigError(
+            f"{folder}: cannot read adapter_config.json: {_one_line(error)} Save the adapter again."
+        ) from error
+    if not isinstance(known, peft.LoraConfig):
+        raise ConfigError(
+            f"{folder}: must be a LoRA adapter; got {str(known.peft_type).removeprefix('PeftType.')}. Name one that is."
+        )
+    if not (isinstance(known.init_lora_weights, bool) or known.init_lora_weights in PLAIN_STARTS):
+        raise ConfigError(
+            f"{folder}: the adapter must leave its base model alone; got one made by {known.init_lora_weights}, which "
+            "changes it. Convert it to plain LoRA with peft."
+        )
+    if known.bias != "none":
+        raise ConfigError(
+            f"{folder}: the adapter must leave biases alone; got bias {known.bias!r}. Train one with bias 'none'."
+        )
+    return known
+
+
+def base_of(pretrain: str) -> str:
+    """Return the model that an adapter's folder names as its base; any other name as it is.
+
+    Raises:
+        ConfigError: the adapter names no base, or a folder that is not there.
+    """
+    if not is_adapter_folder(pretrain):
+        return pretrain
+    base = read_adapter_config(pretrain).base_model_name_or_path
+    if not base or (os.path.isabs(base) and not os.path.isdir(base)):
+        raise ConfigError(
+            f"{pretrain}: adapter_config.json must name the base model; got {base or 'none'}"
+            f"{', no folder' if base else ''}. Correct base_model_name_or_path there."
+        )
+    return base
+
+
+@contextlib.contextmanager
+def reference_weights(model: peft.PeftModel) -> Iterator[None]:
+    """Inside, the model computes what it did when training started."""
+    if START not in model.peft_config:
+        with model.disable_adapter():
+            yield
+        return
+    model.set_adapter(START, inference_mode=True)
+    try:
+        yield
+    finally:
+        model.set_adapter(TRAINED)
+
+
+def adapter_weights(model: peft.PeftModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the trained adapter's tensors under peft's names in files, out of a state dict of what trains.
+
+    Shared storage is broken up, which safetensors refuses.
+    """
+    found = peft.get_peft_model_state_dict(model, state_dict=weights, adapter_name=TRAINED, save_embedding_layers=False)
+    empty = [name for name, tensor in found.items() if tensor.numel() == 0]
+    assert found, "an adapter has tensors"
+    assert not empty, f"an adapter is saved whole: {empty[:3]}"
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+
+
+def _check_names(model: PreTrainedModel, settings: LoraConfig) -> None:
+    """Raise where a name in the settings is the end of no module's name, or of a module that cannot serve."""
+    named = [(key, module) for key, module in model.named_modules() if key]
+    for flag, names, kinds in (
+        ("--target_modules", [name for name in settings.target_modules if name != ALL_LINEAR], ADAPTABLE),
+        ("--lora_modules_to_save", settings.lora_modules_to_save, nn.Module),
+    ):
+        fitting = [(key, m) for key, m in named if isinstance(m, kinds) and not any(True for _ in m.children())]
+        for name in names:
+            found = [m for key, m in named if f".{key}".endswith(f".{name}")]
+            if not found or len(found) > sum(f".{key}".endswith(f".{name}") for key, _ in fitting):
+                got = f"a {type(found[0]).__name__}" if found else "no module of that name"
+                ends = sorted({key.rpartition(".")[2] for key, _ in fitting})
+                raise ConfigError(
+                    f"{flag}: must name layers of {type(model).__name__}; got {name!r}, {got}. There are: "
+                    f"{', '.join(ends)}."
+                )
+
+
+def _check_head(adapted: peft.PeftModel, place: str) -> None:
+    """Raise where LoRA is on the head, whose weight is used in chunks without it."""
+    model: Any = adapted.get_base_model()
+    if isinstance(model.get_output_embeddings(), BaseTunerLayer):
+        raise ConfigError(
+            f"{place}: the head cannot be adapted; got one with LoRA on it. Name it in --lora_modules_to_save, which "
+            "trains it whole, or leave it out."
+        )
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200] or type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,178 @@
+"""LoRA under DeepSpeed: both modes of the reference give the same numbers at every stage and number of ranks."""
+
+import json
+
+import pytest
+import torch
+
+from openkto.config import LoraConfig
+from openkto.distributed.gather import gather_weights
+from openkto.models import Actor
+from tests.ranks import run_ranks
+from tests.tiny import Oracle, make_trainer, quiet_args, tiny_llama, token_rows
+
+MIXED = [True, False, True, True, False, False, True]
+LORA = LoraConfig(lora_rank=4, lora_alpha=8)
+LR, BETA, STEPS = 1e-3, 0.3, 4
+NAMES = ("loss", "kl", "kl_unclamped", "grad_norm", "rewards/chosen", "rewards/rejected", "logps/chosen")
+
+
+def train(folder, more=None, lora=LORA):
+    """Train an adapter; return (metrics lines, what trained) on rank 0, None elsewhere."""
+    settings = {"lr": LR, "beta": BETA, "ref_mode": "adapter", "micro": 2} | (more or {})
+    start = settings.pop("start", None)
+    steps = settings.pop("steps", STEPS)
+    if start is not None:
+        settings["model"] = lambda: start
+    trainer, strategy = make_trainer(token_rows(MIXED, 3), batch=4, steps=steps, lora=lora, **settings)
+    trainer.fit(quiet_args(folder, steps, log_batches=True, eval_at_start="eval_rows" in settings))
+    weights = gather_weights(trainer.model, trainer.model.module.model, torch.float32, trainable_alone=True)
+    return (read_lines(folder, "train"), weights) if strategy.rank == 0 else None
+
+
+def read_lines(folder, kind):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def assert_same(expected, got):
+    for line, other in zip(expected[0], got[0], strict=True):
+        assert line.keys() == other.keys()
+        for name in set(NAMES) & line.keys():
+            assert other[name] == pytest.approx(line[name], rel=1e-5, abs=2e-5), name
+    assert expected[1].keys() == got[1].keys()
+    for name, value in expected[1].items():
+        torch.testing.assert_close(got[1][name], value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """One rank, one micro-batch, a second model as the reference."""
+    folder = tmp_path_factory.mktemp("one")
+    return *run_ranks(train, 1, folder, folder, {"ref_mode": "model", "micro": 4})[0], folder
+
+
+def test_an_adapter_trains_as_the_definition_says_in_float64(one_rank):
+    lines, weights, folder = one_rank
+    items = {item["row"]: item for item in token_rows(MIXED, 3).items}
+    oracle = Oracle(Actor(tiny_llama(), lora=LORA).model, beta=BETA, lr=LR, reference=tiny_llama())
+    for line, text in zip(lines, (folder / "batches.jsonl").read_text().splitlines(), strict=True):
+        batch = json.loads(text)
+        step = oracle.step([items[r] for r in batch["rows"]], [items[r] for r in batch["kl_rows"]])
+        assert line["loss"] == pytest.approx(step.loss, rel=1e-5)
+        assert line["kl"] == pytest.approx(step.z_ref, rel=1e-4, abs=1e-5)
+        assert line["grad_norm"] == pytest.approx(step.grad_norm, rel=1e-4)
+    trained = {name: p for name, p in oracle.policy.named_parameters() if p.requires_grad}
+    assert trained.keys() == weights.keys()
+    assert len(weights) == 2 * 7 * 2  # A and B of seven linear layers in two blocks
+    for name, value in trained.items():
+        torch.testing.assert_close(weights[name].double(), value.detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("world_size", "mode"), [(1, "adapter"), (2, "adapter"), (2, "model")])
+def test_both_reference_modes_give_the_same_numbers_everywhere(one_rank, zero_stage, world_size, mode, tmp_path):
+    more = {"zero_stage": zero_stage, "ref_mode": mode}
+    assert_same(one_rank[:2], run_ranks(train, world_size, tmp_path, tmp_path / "a", more)[0])
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_changes_no_gradient(one_rank, zero_stage, use_reentrant, tmp_path):
+    more = {"zero_stage": zero_stage, "gradient_checkpointing": True, "use_reentrant": use_reentrant}
+    lines, weights = run_ranks(train, 2, tmp_path, tmp_path / "a", more)[0]
+    assert_same(one_rank[:2], (lines, weights))
+    (_, after_one_step) = run_ranks(train, 2, tmp_path, tmp_path / "b", more | {"steps": 1})[0]
+    b_matrices = [tensor for name, tensor in after_one_step.items() if "lora_B" in name]
+    assert len(b_matrices) == 14
+    assert all(bool(tensor.any()) for tensor in b_matrices)
+
+
+@pytest.mark.parametrize("mode", ["model", "adapter"])
+@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "fp32"), (3, "fp32"), (0, "bf16"), (2, "bf16")])
+def test_rewards_are_exactly_zero_before_the_first_update(mode, zero_stage, dtype, tmp_path):
+    more = {"zero_stage": zero_stage, "ref_mode": mode, "param_dtype": dtype, "steps": 1}
+    (line,), _ = run_ranks(train, 2, tmp_path, tmp_path / "a", more)[0]
+    assert line["rewards/chosen"] == line["rewards/rejected"] == line["kl_unclamped"] == 0.0
+    assert line["loss"] == 0.5
+    assert line["grad_norm"] > 0
+
+
+def write_start(folder):
+    """Save a base model and, as `adapter`, a random adapter on it that changes what it computes."""
+    tiny_llama().save_pretrained(folder / "base")
+    actor = Actor(str(folder / "base"), lora=LoraConfig(lora_rank=4, lora_alpha=8, lora_dropout=0.5))
+    torch.manual_seed(5)
+    for name, parameter in actor.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    actor.model.save_pretrained(folder / "adapter")
+    return str(folder / "adapter"), actor
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """An adapter's folder, and a run on one rank that starts from it beside a second model that holds it."""
+    folder = tmp_path_factory.mktemp("started")
+    start, actor = write_start(folder)
+    return start, actor, folder, run_ranks(train, 1, folder, folder, {"ref_mode": "model", "start": start}, None)[0]
+
+
+def test_training_that_starts_from_an_adapter_has_that_adapter_as_its_reference(started):
+    _, actor, folder, (lines, weights) = started
+    assert lines[0]["rewards/chosen"] == lines[0]["kl_unclamped"] == 0.0
+    assert lines[-1]["rewards/chosen"] != 0.0
+    # The policy of the first step is base and adapter together, not the base.
+    batch = json.loads((folder / "batches.jsonl").read_text().splitlines()[0])
+    rows = [token_rows(MIXED, 3).items[r] for r in batch["rows"]]
+    with torch.no_grad():
+        log_probs = [float(Oracle._log_prob(actor.model.eval(), row, row)) for row in rows if row["label"]]
+    assert lines[0]["logps/chosen"] == pytest.approx(sum(log_probs) / len(log_probs), rel=1e-5)
+    assert len(weights) == 28
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_frozen_copy_of_the_start_is_the_same_reference_as_a_second_model(started, zero_stage, tmp_path):
+    start, *_, expected = started
+    got = run_ranks(train, 2, tmp_path, tmp_path / "a", {"zero_stage": zero_stage, "start": start}, None)[0]
+    assert got[0][0]["rewards/chosen"] == got[0][0]["kl_unclamped"] == 0.0
+    assert_same(expected, got)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_dropout_is_in_the_forwards_that_train_and_nowhere_else(started, dropout, tmp_path):
+    """The learning rate moves nothing, so policy and reference stay the same but for dropout."""
+    more = {"start": started[0], "steps": 3, "lr": 1e-12, "eval_rows": token_rows([True, False, True], seed=4)}
+    lines, _ = run_ranks(train, 2, tmp_path, tmp_path / "a", more, LoraConfig(lora_dropout=dropout))[0]
+    for line in [*lines, *read_lines(tmp_path / "a", "eval")]:
+        assert abs(line["kl_unclamped"]) < 1e-4
+        is_near = abs(line["rewards/chosen"]) < 1e-4
+        assert is_near is (dropout == 0.0 or line["kind"] == "eval")
+    assert len(read_lines(tmp_path / "a", "eval")) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use_dora": True},
+        {"use_rslora": True, "target_modules": ["q_proj", "mlp.up_proj", "embed_tokens"]},
+        {"lora_modules_to_save": ["lm_head"]},
+    ],
+    ids=["dora", "rslora-embedding", "whole-head"],
+)
+def test_every_kind_of_adapter_is_the_same_sharded(change, tmp_path):
+    lora = LoraConfig(lora_rank=4, **change)
+    alone = run_ranks(train, 1, tmp_path, tmp_path / "a", {"ref_mode": "model"}, lora)[0]
+    assert alone[0][0]["rewards/chosen"] == pytest.approx(0.0, abs=1e-6)
+    assert all(bool(tensor.any()) for tensor in alone[1].values())
+    assert_same(alone, run_ranks(train, 2, tmp_path, tmp_path / "b", {"zero_stage": 3}, lora)[0])
+
+
+def draw():
+    make_trainer(token_rows(MIXED, 3), lora=LORA)
+    return torch.rand(4)
+
+
+def test_ranks_draw_dropout_of_their_own_on_the_same_weights(tmp_path):
+    first, second = run_ranks(draw, 2, tmp_path)
+    assert not torch.equal(first, second)
