@@ -173,7 +173,7 @@ class Actor(nn.Module):
             balancing_loss = load_balancing_loss_func(
                 outputs.router_logits, self.num_experts, self.experts_per_token, attention_mask
             )
-        # ZeRO-3 counts the outputs that ask for a gradient, so those that a loss leaves unused must not.
+        # Of the two only the one that the loss reads carries a gradient.
         summed_K = log_prob_K.detach() if with_tokens else log_prob_K
         tokens_K = log_prob_K if with_tokens else log_prob_K.new_zeros(0)
         return ActorOutput(row_sums(summed_K, loss_mask), entropy_B, balancing_loss, tokens_K)
