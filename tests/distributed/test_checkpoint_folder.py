@@ -74,6 +74,13 @@ def test_the_newest_is_the_last_one_written_whatever_its_step(tmp_path):
     assert layout.checkpoints_in(tmp_path) == ["global_step12", "global_step20", "global_step10"]
 
 
+def test_a_damaged_manifest_does_not_make_a_checkpoint_older(tmp_path):
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    (tmp_path / "global_step3/manifest.json").write_text("")
+    assert layout.checkpoints_in(tmp_path)[0] == "global_step3"
+
+
 def test_a_later_checkpoint_is_newer_when_the_clock_goes_back(tmp_path):
     write(tmp_path, 10, time=4e9)
     assert layout.next_time(tmp_path) > 4e9

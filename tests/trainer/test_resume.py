@@ -455,6 +455,7 @@ def made_folders(folder):
         (root / ".saving/global_step3").mkdir(parents=True)
     strategy.barrier()
     saving.Checkpoints(root, strategy).make_folder()
+    strategy.barrier()
     left = list(root.iterdir())
     messages = []
     for place in (Path(folder) / "file/checkpoints", Path("/proc/nothing")):

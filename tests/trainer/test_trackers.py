@@ -177,7 +177,7 @@ import sys
 from openkto.config import OutputConfig
 from openkto.trainer.trackers import Trackers
 output = OutputConfig(save_path=sys.argv[1], use_tensorboard="none", use_wandb=True)
-trackers = Trackers(output, {"beta": 0.1})
+trackers = Trackers(output, {"beta": 0.1}, run_id="a1b2c3d4")
 for step in (1, 2, 2):
     trackers.log("train", step, {"loss": 0.5})
 trackers.close(60)
@@ -195,7 +195,8 @@ def run_wandb(folder, **environment) -> subprocess.CompletedProcess:
 def test_wandb_works_offline_and_its_key_is_in_no_file(tmp_path):
     key = "a1b2c3d4" * 5
     done = run_wandb(tmp_path, WANDB_MODE="offline", WANDB_API_KEY=key, HF_TOKEN="hf_SECRET123")
-    assert list((tmp_path / "out" / "wandb").glob("offline-run-*/*.wandb")), done.stderr
+    # Every start of a run goes on under the run's own id.
+    assert list((tmp_path / "out" / "wandb").glob("offline-run-*-a1b2c3d4/run-a1b2c3d4.wandb")), done.stderr
     assert "is off from here on" not in done.stderr
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         content = path.read_bytes()
