@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from openkto.config import (
     FLOORED_SCHEDULES,
+    LOSSES_WITH_Z_REF,
     DataConfig,
     DeepspeedConfig,
     LoraConfig,
@@ -52,6 +53,7 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
             "Take --zero_stage 2, or leave it out.",
         )
     _check_micro_batches(config, place)
+    _check_humanline(config.loss, place)
     if command == "evaluate":
         _check_evaluation_weights(config.loss, place)
         _check_reference(config, place, has_adapter=is_adapter_folder(config.model.pretrain))
@@ -149,6 +151,15 @@ def _check_data(data: DataConfig, place: Place) -> None:
     if any(not path for _, path in map(split_eval_set, data.eval_dataset)):
         _fail(place("eval_dataset"), "must be PATH or NAME=PATH", "a name without a path", "Give the path.")
     check_template(place("input_template"), data.input_template, data.apply_chat_template)
+    known = {"--label_key": data.label_key, "--input_key": data.input_key, "--output_key": data.output_key}
+    for flag, key in known.items():
+        if data.weight_key is not None and data.weight_key == key:
+            _fail(
+                place("weight_key"),
+                f"must name another field than {flag}",
+                f"{key!r} for both",
+                "Name the field with the weights.",
+            )
 
 
 def check_template(place: str, template: str | None, apply_chat_template: bool) -> None:
@@ -252,6 +263,17 @@ def _check_mixing(data: DataConfig, place: Place) -> None:
         _fail(place("dataset_probs"), "must sum to 1", f"{total:.6g}", "Correct them.")
 
 
+def _check_humanline(loss: LossConfig, place: Place) -> None:
+    for name in ("humanline_low", "humanline_high"):
+        if loss.loss_type != "kto_humanline" and getattr(loss, name) != getattr(LossConfig(), name):
+            _fail(
+                place(name),
+                "goes with --loss_type kto_humanline",
+                f"--loss_type {loss.loss_type}",
+                "Take that, or leave it out.",
+            )
+
+
 def _check_loss(config: RunConfig, place: Place) -> None:
     loss = config.loss
     weights = (loss.desirable_loss_weight, loss.undesirable_loss_weight)
@@ -268,11 +290,11 @@ def _check_loss(config: RunConfig, place: Place) -> None:
         )
     if 0 in weights and "auto" in weights:
         _fail(place("desirable_loss_weight"), "cannot be auto beside a weight of 0", "auto and 0", "Give two numbers.")
-    if config.train.train_batch_size == 1 and loss.loss_type == "kto":
+    if config.train.train_batch_size == 1 and loss.loss_type in LOSSES_WITH_Z_REF:
         _fail(
             place("train_batch_size"),
-            "must be at least 2 with --loss_type kto, whose reference point pairs each prompt with another row's "
-            "completion",
+            f"must be at least 2 with --loss_type {loss.loss_type}, whose reference point pairs each prompt with "
+            "another row's completion",
             "1",
             "Raise it, or take --loss_type apo_zero_unpaired.",
         )

@@ -29,6 +29,9 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("rewards/auc", "rewards/accuracy", "rewards/margins", "rewards/chosen"), True),
     **dict.fromkeys(("loss", "rewards/rejected"), False),
 }
+LOSS_TYPES = ("kto", "apo_zero_unpaired", "kto_length_normalized", "bco", "kto_humanline")
+# Those whose reference point comes from mismatched pairs.
+LOSSES_WITH_Z_REF = ("kto", "kto_length_normalized", "kto_humanline")
 REF_MODES = ("auto", "model", "adapter")
 DEFAULT_LEARNING_RATE = 1e-6
 DEFAULT_LORA_LEARNING_RATE = 1e-5
@@ -144,6 +147,9 @@ class DataConfig:
     )
     output_key: str | None = option(None, "the field with the completion", default_text="recognised from the row")
     label_key: str = option("label", "the field with the label: true is desirable")
+    weight_key: str | None = option(
+        None, "the field with a row's own weight, a number of at least 0", default_text="every row weighs 1"
+    )
     input_template: str | None = option(
         None,
         "wraps text prompts; {} stands for the prompt",
@@ -165,7 +171,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    loss_type: str = option("kto", "the objective", choices=("kto", "apo_zero_unpaired"))
+    loss_type: str = option("kto", "the objective; docs/losses.md says when to use which", choices=LOSS_TYPES)
     beta: float = option(
         0.1, "how strongly the policy is held to the reference; larger is closer", above=0, openrlhf="0.01"
     )
@@ -174,6 +180,18 @@ class LossConfig:
     )
     undesirable_loss_weight: float | str = option(
         1.0, "weight of undesirable rows; auto raises the smaller class until both weigh the same", at_least=0
+    )
+    label_smoothing: float = option(
+        0.0, "the probability with which a label is taken to be wrong", at_least=0, below=0.5
+    )
+    sft_loss_coef: float = option(
+        0.0, "weight of the negative log-likelihood of the desirable rows' completion tokens", at_least=0
+    )
+    humanline_low: float = option(
+        -1.0, "kto_humanline: a token's log-ratio is clamped to at least this", "nats", at_least=-100, below=0
+    )
+    humanline_high: float = option(
+        1.5, "kto_humanline: a token's log-ratio is clamped to at most this", "nats", above=0, below=100
     )
     aux_loss_coef: float = option(0.0, "weight of the balancing loss of mixture-of-experts models", at_least=0)
 

@@ -54,6 +54,10 @@ def test_defaults_are_those_of_the_flags_page():
         "beta": 0.1,
         "desirable_loss_weight": 1.0,
         "undesirable_loss_weight": 1.0,
+        "label_smoothing": 0.0,
+        "sft_loss_coef": 0.0,
+        "humanline_low": -1.0,
+        "humanline_high": 1.5,
         "aux_loss_coef": 0.0,
         "lr_scheduler": "cosine_with_min_lr",
         "lr_warmup_ratio": 0.03,
@@ -160,6 +164,8 @@ def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
         flat["dataset"] = ["one", "two words"]
     if flat["max_tokens_per_micro_batch"]:
         flat["max_tokens_per_micro_batch"] = max(flat["max_tokens_per_micro_batch"], flat["max_len"])
+    if flat["loss_type"] != "kto_humanline":
+        flat |= {"humanline_low": -1.0, "humanline_high": 1.5}
     config = from_flat(flat)
     try:
         check(config, lambda name: name, "train")

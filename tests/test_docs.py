@@ -10,6 +10,7 @@ import pytest
 
 from openkto.__main__ import COMMANDS
 from openkto.commands import train
+from openkto.config import LOSS_TYPES
 from openkto.flags import parse
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
@@ -27,6 +28,13 @@ def run_library_example(folder):
         assert placeholder in code
         code = code.replace(placeholder, real if real.startswith('"') else f"{folder}/{real}")
     exec(compile(code, "library.md", "exec"), {})
+
+
+def test_the_losses_page_has_a_line_for_each():
+    lines = (DOCS / "losses.md").read_text().splitlines()
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| `")]
+    assert rows[0] == "`--loss_type`"
+    assert sorted(rows[1 : 1 + len(LOSS_TYPES)]) == sorted(f"`{name}`" for name in LOSS_TYPES)
 
 
 def test_the_library_example_trains_evaluates_and_saves(tmp_path, monkeypatch):

@@ -234,6 +234,20 @@ SENTENCES = [
      "weight of 0; got auto and 0. Give two numbers."),
     ("--train_batch_size 1", "--train_batch_size: must be at least 2 with --loss_type kto, whose reference point pairs "
      "each prompt with another row's completion; got 1. Raise it, or take --loss_type apo_zero_unpaired."),
+    ("--train_batch_size 1 --loss_type kto_humanline", "--train_batch_size: must be at least 2 with --loss_type "
+     "kto_humanline, whose reference point pairs each prompt with another row's completion; got 1. Raise it, or take "
+     "--loss_type apo_zero_unpaired."),
+    ("--label_smoothing 0.5", "--label_smoothing: must be a number of at least 0 and below 0.5; got '0.5'. Correct it, "
+     "or leave it out."),
+    ("--sft_loss_coef -1", "--sft_loss_coef: must be a number of at least 0; got '-1'. Correct it, or leave it out."),
+    ("--humanline_low 0", "--humanline_low: must be a number of at least -100 and below 0; got '0'. Correct it, "
+     "or leave it out."),
+    ("--humanline_high 2", "--humanline_high: goes with --loss_type kto_humanline; got --loss_type kto. Take that, or "
+     "leave it out."),
+    ("--humanline_low -2 --loss_type bco", "--humanline_low: goes with --loss_type kto_humanline; got --loss_type bco. "
+     "Take that, or leave it out."),
+    ("--weight_key label", "--weight_key: must name another field than --label_key; got 'label' for both. Name the "
+     "field with the weights."),
     ("--eval_at_start", "--eval_at_start: needs evaluation rows; got no --eval_dataset. Give one, or leave it out."),
 ]  # fmt: skip
 
@@ -278,7 +292,14 @@ def test_a_floor_is_not_said_to_have_no_effect_where_it_has():
 
 
 def test_a_batch_of_one_row_is_enough_without_a_reference_point():
-    assert parse([*NEEDED, "--train_batch_size", "1", "--loss_type", "apo_zero_unpaired"], "train")
+    for loss_type in ("apo_zero_unpaired", "bco"):
+        assert parse([*NEEDED, "--train_batch_size", "1", "--loss_type", loss_type], "train")
+
+
+def test_bounds_of_a_tokens_log_ratio_are_read_with_their_sign():
+    bounds = ["--loss_type", "kto_humanline", "--humanline_low", "-0.5", "--humanline_high", "2"]
+    loss = parse([*NEEDED, *bounds], "train")[0].loss
+    assert (loss.humanline_low, loss.humanline_high) == (-0.5, 2.0)
 
 
 FILES = [

@@ -1,4 +1,4 @@
-"""A tiny model, token rows without a tokenizer, and KTO written plainly from its definition, in float64."""
+"""A tiny model, token rows without a tokenizer, and every loss written plainly from its definition, in float64."""
 
 import copy
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import transformers
 
+from openkto.config import LOSSES_WITH_Z_REF
 from openkto.data.loader import KTODataLoader
 from openkto.data.truncation import cut
 from openkto.distributed.strategy import DeepspeedStrategy
@@ -68,8 +69,10 @@ class TokenRowList:
         return np.minimum(prompt_lengths + completion_lengths, self.max_len)
 
 
-def token_rows(labels: list[bool], seed: int = 0, longest: int = 12) -> TokenRowList:
-    """Return rows of distinct random prompts and completions with these labels."""
+def token_rows(
+    labels: list[bool], seed: int = 0, longest: int = 12, weights: list[float] | None = None
+) -> TokenRowList:
+    """Return rows of distinct random prompts and completions with these labels, and weights of their own."""
     random = np.random.default_rng(seed)
     items = []
     for row, label in enumerate(labels):
@@ -77,7 +80,14 @@ def token_rows(labels: list[bool], seed: int = 0, longest: int = 12) -> TokenRow
         completion = random.integers(3, VOCABULARY, random.integers(1, longest)).tolist()
         mask = [True] * len(completion)
         items.append(
-            {"row": row, "prompt_ids": prompt, "completion_ids": completion, "completion_mask": mask, "label": label}
+            {
+                "row": row,
+                "prompt_ids": prompt,
+                "completion_ids": completion,
+                "completion_mask": mask,
+                "label": label,
+                "weight": 1.0 if weights is None else weights[row],
+            }
         )
     return TokenRowList(items, np.arange(len(items), dtype=np.int64))
 
@@ -90,45 +100,94 @@ class OracleStep:
     z_ref: float
     grad_norm: float
     log_ratios: list[float]
+    sft_loss: float
 
 
 class Oracle:
-    """KTO on the global batch as its definition says: one row at a time, float64, plain AdamW."""
+    """Every loss on the global batch as its definition says: one row at a time, float64, plain AdamW.
 
-    def __init__(self, model, *, beta: float, weights=(1.0, 1.0), lr: float, max_norm: float = 1.0, reference=None):
+    Args:
+        loss_type, label_smoothing, sft_loss_coef: as the trainer's.
+        bounds: of a token's log-ratio, for kto_humanline.
+    """
+
+    def __init__(
+        self, model, *, beta: float, weights=(1.0, 1.0), lr: float, max_norm: float = 1.0, reference=None,
+        loss_type="kto", label_smoothing=0.0, sft_loss_coef=0.0, bounds=(-1.0, 1.5),
+    ):  # fmt: skip
         self.policy = copy.deepcopy(model).double()
         self.reference = copy.deepcopy(reference if reference is not None else model).double()
         self.beta, self.weights, self.max_norm = beta, weights, max_norm
+        self.loss_type, self.smoothing, self.sft_loss_coef, self.bounds = (
+            loss_type, label_smoothing, sft_loss_coef, bounds,
+        )  # fmt: skip
+        self.seen: list[float] = []  # the log-ratios of all rows of all steps, for bco
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
     def step(self, items: list[dict], partners: list[dict], lr: float | None = None) -> OracleStep:
-        """Train on rows whose prompts are paired with the partners' completions."""
-        with torch.no_grad():
-            pairs = list(zip(items, partners, strict=True))
-            k = [self._log_prob(self.policy, x, y) - self._log_prob(self.reference, x, y) for x, y in pairs]
-            reference = [self._log_prob(self.reference, x, x) for x in items]
-        z_ref = max(0.0, float(sum(k)) / len(k))
-        total, log_ratios = 0.0, []
+        """Train on rows whose prompts are paired with the partners' completions (none where the loss needs none)."""
+        point = self._reference_point(items, partners)
+        total, sft, log_ratios = 0.0, 0.0, []
+        desirable_tokens = sum(sum(item["completion_mask"]) for item in items if item["label"])
         self.optimizer.zero_grad()
-        for item, ref in zip(items, reference, strict=True):
-            ratio = self._log_prob(self.policy, item, item) - ref
+        for item in items:
+            ratio = self._log_ratio(item, item)
             sign, weight = (1.0, self.weights[0]) if item["label"] else (-1.0, self.weights[1])
-            loss = weight * (1 - torch.sigmoid(self.beta * sign * (ratio - z_ref))) / len(items)
-            loss.backward()
+            right, wrong = (self._value(self.beta * s * (ratio - point)) for s in (sign, -sign))
+            row_loss = (1 - self.smoothing) * right + self.smoothing * wrong
+            loss = weight * item["weight"] * row_loss / len(items)
             total += float(loss.detach())
+            if item["label"]:
+                part = -self._log_prob(self.policy, item, item) / desirable_tokens
+                sft += float(part.detach())
+                loss = loss + self.sft_loss_coef * part
+            loss.backward()
             log_ratios.append(float(ratio.detach()))
+        self.seen += log_ratios
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_norm))
         if lr is not None:
             self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.step()
-        return OracleStep(total, z_ref, norm, log_ratios)
+        return OracleStep(total, point, norm, log_ratios, sft)
+
+    def _value(self, margin: torch.Tensor) -> torch.Tensor:
+        probability = 1 / (1 + torch.exp(-margin))
+        return -torch.log(probability) if self.loss_type == "bco" else 1 - probability
+
+    def _reference_point(self, items: list[dict], partners: list[dict]) -> float:
+        if self.loss_type == "apo_zero_unpaired":
+            return 0.0
+        if self.loss_type == "bco":
+            return sum(self.seen) / len(self.seen) if self.seen else 0.0
+        with torch.no_grad():
+            k = [float(self._log_ratio(x, y)) for x, y in zip(items, partners, strict=True)]
+        return max(0.0, sum(k) / len(k))
+
+    def _log_ratio(self, prompt: dict, completion: dict) -> torch.Tensor:
+        with torch.no_grad():
+            reference = self._token_log_probs(self.reference, prompt, completion)
+        tokens = self._token_log_probs(self.policy, prompt, completion) - reference
+        if self.loss_type == "kto_humanline":
+            low, high = self.bounds
+            tokens = torch.stack(
+                [
+                    t if low < float(t.detach()) < high else 0 * t + min(max(float(t.detach()), low), high)
+                    for t in tokens
+                ]
+            )
+        mean = self.loss_type == "kto_length_normalized"
+        return tokens.sum() / (len(tokens) if mean else 1)
+
+    @classmethod
+    def _log_prob(cls, model, prompt: dict, completion: dict) -> torch.Tensor:
+        return cls._token_log_probs(model, prompt, completion).sum()
 
     @staticmethod
-    def _log_prob(model, prompt: dict, completion: dict) -> torch.Tensor:
+    def _token_log_probs(model, prompt: dict, completion: dict) -> torch.Tensor:
         ids = torch.tensor([prompt["prompt_ids"] + completion["completion_ids"]])
         logits = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
         tokens = logits.gather(-1, ids[0, 1:, None]).squeeze(-1)[len(prompt["prompt_ids"]) - 1 :]
-        return (tokens * torch.tensor(completion["completion_mask"])).sum()
+        return tokens[torch.tensor(completion["completion_mask"])]
 
 
 def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro=8, lr=1e-3, steps=3, beta=0.1, **more):
@@ -158,7 +217,7 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
     if not loading:
         actor, reference = (m and m.to(strategy.load_dtype) for m in (actor, reference))
     place = {"rank": strategy.rank, "world_size": strategy.world_size}
-    needs = more.get("loss_type", "kto") == "kto"
+    needs = more.get("loss_type", "kto") in LOSSES_WITH_Z_REF
     loader = KTODataLoader(rows, batch, micro, **place, seed=more.pop("seed", 1), needs_mismatched=needs)
     eval_rows = more.pop("eval_rows", None)
     if eval_rows is not None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from openkto.config import DataConfig, LossConfig, RunConfig, eval_sets
+from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig, eval_sets
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.loader import check_pairable
@@ -48,6 +48,7 @@ def _read(
         on_bad_rows=data.on_bad_rows,  # type: ignore[arg-type]
         cache_dir=data.data_cache_dir,
         seed=config.train.seed,
+        weight_key=data.weight_key,
     )
 
 
@@ -58,7 +59,7 @@ def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPr
         ConfigError: a model cannot take its tokens.
         DataError: the loss needs pairs of rows, and there is one row alone.
     """
-    if config.loss.loss_type == "kto":
+    if config.loss.loss_type in LOSSES_WITH_Z_REF:
         for rows in sets:
             check_pairable(rows)
     for name in dict.fromkeys(models):
@@ -104,9 +105,25 @@ def on_some_ranks(strategy: Any, do: Callable[[], T], *, is_mine: bool) -> T | N
 
 
 def weights_of_classes(loss: LossConfig, dataset: UnpairedPreferenceDataset) -> tuple[float, float]:
-    """Return the desirable and undesirable weight with `auto` resolved, and say the balance of the classes."""
+    """Return the desirable and undesirable weight with `auto` resolved, and say the balance of the classes.
+
+    Rows with weights of their own count with these.
+
+    Raises:
+        DataError: the loss has a term on desirable rows, and there are none.
+    """
     report = dataset.report
-    counts, left_out = (report.desirable, report.undesirable), (report.left_out_desirable, report.left_out_undesirable)
+    counts: tuple[float, float] = (report.desirable, report.undesirable)
+    left_out = (report.left_out_desirable, report.left_out_undesirable)
+    if loss.sft_loss_coef > 0 and report.desirable == 0:
+        raise DataError(
+            f"{dataset.name}: must hold desirable rows, which --sft_loss_coef is about; got none. Add some, or leave "
+            "--sft_loss_coef out."
+        )
+    if (dataset.weights != 1).any():
+        desirable, undesirable = (float(dataset.weights[dataset.labels == label].sum()) for label in (True, False))
+        counts = round(desirable, 6), round(undesirable, 6)
+        log.info("classes: rows count with their own weights")
     weights = resolve_weights(loss.desirable_loss_weight, loss.undesirable_loss_weight, *counts)  # type: ignore[arg-type]
     line, warning = describe_balance(*weights, *counts, left_out=left_out)
     log.info("classes: %s", line)

@@ -58,7 +58,15 @@ def main(argv: list[str]) -> None:
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
     settings, results = config.loss, {}
     weights = float(settings.desirable_loss_weight), float(settings.undesirable_loss_weight)
-    loss = KTOLoss(settings.beta, *weights, settings.loss_type)  # type: ignore[arg-type]  # checked by the parser
+    loss = KTOLoss(
+        settings.beta,
+        *weights,
+        loss_type=settings.loss_type,  # type: ignore[arg-type]  # checked by the parser
+        label_smoothing=settings.label_smoothing,
+        sft_loss_coef=settings.sft_loss_coef,
+        humanline_low=settings.humanline_low,
+        humanline_high=settings.humanline_high,
+    )
     source = make_reference(model, actor, ref_model, strategy)
     for name, rows in sets.items():
         loader = KTODataLoader(

@@ -14,6 +14,7 @@ from typing import Any
 from openkto.config import (
     DEFAULT_LEARNING_RATE,
     DEFAULT_LORA_LEARNING_RATE,
+    LOSSES_WITH_Z_REF,
     LoraConfig,
     RunConfig,
     openrlhf_differences,
@@ -195,7 +196,7 @@ def make_trainer(
         "max_tokens_per_micro_batch": train.max_tokens_per_micro_batch,
         "rank": strategy.rank,
         "world_size": strategy.world_size,
-        "needs_mismatched": loss.loss_type == "kto",
+        "needs_mismatched": loss.loss_type in LOSSES_WITH_Z_REF,
     }
     loader = KTODataLoader(rows, train.train_batch_size, seed=train.seed, **shares)
     eval_loaders = {name: KTODataLoader(found, None, **shares) for name, found in eval_rows.items()}
@@ -224,6 +225,10 @@ def make_trainer(
         desirable_weight=float(loss.desirable_loss_weight),
         undesirable_weight=float(loss.undesirable_loss_weight),
         loss_type=loss.loss_type,  # type: ignore[arg-type]  # checked by the parser
+        label_smoothing=loss.label_smoothing,
+        sft_loss_coef=loss.sft_loss_coef,
+        humanline_low=loss.humanline_low,
+        humanline_high=loss.humanline_high,
         aux_loss_coef=loss.aux_loss_coef,
         max_epochs=train.max_epochs,
         save_hf_ckpt=config.checkpoint.save_hf_ckpt,

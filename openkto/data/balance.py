@@ -11,7 +11,7 @@ Weight = float | Literal["auto"]
 
 
 def resolve_weights(
-    desirable_weight: Weight, undesirable_weight: Weight, n_desirable: int, n_undesirable: int
+    desirable_weight: Weight, undesirable_weight: Weight, n_desirable: float, n_undesirable: float
 ) -> tuple[float, float]:
     """Return both weights as numbers: "auto" raises the smaller class until the ratio is 1, and is never below 1."""
     if desirable_weight == "auto":
@@ -29,11 +29,13 @@ def resolve_weights(
 def describe_balance(
     desirable_weight: float,
     undesirable_weight: float,
-    n_desirable: int,
-    n_undesirable: int,
+    n_desirable: float,
+    n_undesirable: float,
     left_out: tuple[int, int] = (0, 0),
 ) -> tuple[str, str | None]:
     """Return the line with counts and ratio, and a warning with a suggestion where the ratio is out of range.
+
+    The counts of rows with weights of their own are the sums of these.
 
     `left_out` counts the desirable and undesirable rows that were too long, which may be all of a class.
     """

@@ -19,7 +19,7 @@ import transformers
 from openkto.errors import ConfigError
 
 # To be raised whenever the same data and settings give other tokens, or other columns.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 REPORT_FILE = "report.json"
 ROWS_FILE = "rows.arrow"
 

@@ -61,6 +61,7 @@ class UnpairedPreferenceDataset:
         max_samples: records read from each source, from its start.
         cache_dir: where tokenised rows are kept; None is $OPENKTO_CACHE or ~/.cache/openkto.
         seed: of the mixing.
+        weight_key: the field with each row's own weight; None weighs every row 1.
 
     Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
     """
@@ -83,8 +84,9 @@ class UnpairedPreferenceDataset:
         on_bad_rows: Literal["error", "skip"] = "error",
         cache_dir: str | Path | None = None,
         seed: int = 42,
+        weight_key: str | None = None,
     ) -> None:
-        settings = RowSettings(input_key, output_key, label_key, input_template, apply_chat_template)
+        settings = RowSettings(input_key, output_key, label_key, input_template, apply_chat_template, weight_key)
         _check_settings(settings, max_len)
         self.tokenizer = tokenizer
         self.max_len = max_len
@@ -123,6 +125,7 @@ class UnpairedPreferenceDataset:
             raise _damaged(folder, f"{len(stored)} rows of {sum(prepared.rows_of_sources)}")
         table = stored.data
         labels = table.column("label").to_numpy()
+        weights = table.column("weight").to_numpy()
         prompt_lengths = pc.list_value_length(table.column("prompt_ids")).to_numpy()
         completion_lengths = pc.list_value_length(table.column("completion_ids")).to_numpy()
         left_out = rule.is_left_out(
@@ -144,9 +147,12 @@ class UnpairedPreferenceDataset:
         self._rows = stored.remove_columns("prompt_key")
         self.rows: np.ndarray = table.column("row").to_numpy()[self._index]
         self.labels: np.ndarray = labels[self._index]
+        self.weights: np.ndarray = weights[self._index]
         self.prompt_keys: np.ndarray = keys.astype(np.int64)[self._index]
         self.prompt_lengths: np.ndarray = prompt_lengths[self._index]
         self.completion_lengths: np.ndarray = completion_lengths[self._index]
+        if not self.weights.any():
+            raise data_error(self.name, "at least one row must weigh more than 0", "0 for all", "Correct the weights.")
         is_cut = self.prompt_lengths + self.completion_lengths > self.max_len
         self.report = DataReport(
             rows_read=prepared.rows_read,
@@ -169,7 +175,7 @@ class UnpairedPreferenceDataset:
         return len(self._index)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return row, prompt_ids, completion_ids, completion_mask and label of a row; its ids uncut."""
+        """Return row, prompt_ids, completion_ids, completion_mask, label and weight of a row; its ids uncut."""
         return self._rows[int(self._index[index])]
 
     def cut(
@@ -199,7 +205,8 @@ class UnpairedPreferenceDataset:
     def fingerprint(self) -> str:
         """Return a hash of the rows in their order and of how they are cut: what training sees of the data."""
         digest = hashlib.sha256(repr((self.max_len, self.truncation, self.bos_token_id)).encode())
-        for numbers in (self._index, self.rows, self.labels, self.prompt_lengths, self.completion_lengths):
+        lengths = (self.prompt_lengths, self.completion_lengths)
+        for numbers in (self._index, self.rows, self.labels, self.weights, *lengths):
             digest.update(np.ascontiguousarray(numbers).tobytes())
         for name in ("prompt_ids", "completion_ids", "completion_mask"):
             for chunk in self._rows.data.column(name).chunks:

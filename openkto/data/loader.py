@@ -43,8 +43,9 @@ class RankBatch(NamedTuple):
     """One rank's share of a global batch, and what all ranks know of the whole.
 
     A micro-batch is right-padded and holds `input_ids`, `attention_mask`, `loss_mask` (True on the scored completion
-    tokens), each [B, T], `label` [B] (True: desirable) and `row` [B] (source row numbers, -1 in a dummy). Mismatched
-    ones carry the names with `kl_` before them. A dummy micro-batch, which keeps ranks in step, scores no token.
+    tokens), each [B, T], `label` [B] (True: desirable), `weight` [B] (float64, the row's own) and `row` [B] (source row
+    numbers, -1 in a dummy). Mismatched ones carry the names with `kl_` before them. A dummy micro-batch, which keeps
+    ranks in step, scores no token.
     """
 
     matched: list[MicroBatch]
@@ -56,12 +57,17 @@ class RankBatch(NamedTuple):
 
 
 def collate(
-    sequences: list[tuple[list[int], list[int], list[bool]]], labels: list[bool], rows: list[int], pad_token_id: int
+    sequences: list[tuple[list[int], list[int], list[bool]]], rows: list[dict], pad_token_id: int
 ) -> MicroBatch:
-    """Pad (prompt_ids, completion_ids, completion_mask) triples into one micro-batch; none at all gives a dummy row."""
+    """Pad (prompt_ids, completion_ids, completion_mask) triples into one micro-batch; none at all gives a dummy row.
+
+    Args:
+        rows: where each one's label, weight and row number stand.
+    """
     if not sequences:
         # Two tokens, none of them scored: enough for every layer to run, and for nothing to count.
-        sequences, labels, rows = [([pad_token_id], [pad_token_id], [False])], [False], [-1]
+        sequences = [([pad_token_id], [pad_token_id], [False])]
+        rows = [{"label": False, "weight": 1.0, "row": -1}]
     longest = max(len(prompt) + len(completion) for prompt, completion, _ in sequences)
     input_ids_BT = np.full((len(sequences), longest), pad_token_id, dtype=np.int64)
     attention_mask_BT = np.zeros((len(sequences), longest), dtype=np.int64)
@@ -76,8 +82,9 @@ def collate(
         "input_ids": torch.from_numpy(input_ids_BT),
         "attention_mask": torch.from_numpy(attention_mask_BT),
         "loss_mask": torch.from_numpy(loss_mask_BT),
-        "label": torch.tensor(labels, dtype=torch.bool),
-        "row": torch.tensor(rows, dtype=torch.int64),
+        "label": torch.tensor([row["label"] for row in rows], dtype=torch.bool),
+        "weight": torch.tensor([row["weight"] for row in rows], dtype=torch.float64),
+        "row": torch.tensor([row["row"] for row in rows], dtype=torch.int64),
     }
 
 
@@ -191,12 +198,12 @@ class KTODataLoader:
         data = self.dataset
         rows = [data[int(i)] for i in index]
         sequences = [data.cut(r["prompt_ids"], r["completion_ids"], r["completion_mask"]) for r in rows]
-        return collate(sequences, [r["label"] for r in rows], [r["row"] for r in rows], data.pad_token_id)
+        return collate(sequences, rows, data.pad_token_id)
 
     def _mismatched(self, index: NDArray[np.int64], partner: NDArray[np.int64]) -> tuple[MicroBatch, int]:
         data = self.dataset
         pairs = [(data[int(i)], data[int(j)]) for i, j in zip(index, partner, strict=True)]
         sequences = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
         same = sum(x["completion_ids"] == y["completion_ids"] and x["prompt_ids"] != y["prompt_ids"] for x, y in pairs)
-        batch = collate(sequences, [x["label"] for x, _ in pairs], [x["row"] for x, _ in pairs], data.pad_token_id)
+        batch = collate(sequences, [x for x, _ in pairs], data.pad_token_id)
         return {f"kl_{name}": tensor for name, tensor in batch.items()}, same

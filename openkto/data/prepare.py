@@ -33,6 +33,7 @@ SCHEMA = pa.schema(
         ("completion_ids", pa.list_(pa.int32())),
         ("completion_mask", pa.list_(pa.bool_())),
         ("label", pa.bool_()),
+        ("weight", pa.float64()),
         ("prompt_key", pa.binary(16)),
     ]
 )
@@ -128,6 +129,7 @@ class Preparation:
         rows = self._tokenizer.tokenize([row for _, record in batch for row in record])
         numbers: list[int] = []
         labels: list[bool] = []
+        weights: list[float] = []
         kept: list[TokenizedRow] = []
         for index, (number, record) in enumerate(batch):
             tokenized = rows[index * rows_per_record : (index + 1) * rows_per_record]
@@ -137,12 +139,13 @@ class Preparation:
                 continue
             numbers += range(first_row + number * rows_per_record, first_row + (number + 1) * rows_per_record)
             labels += [row.label for row in record]
+            weights += [row.weight for row in record]
             kept += good
         if kept:
             self._counts.merged += sum(row.is_merged for row in kept)
             self._counts.template_differs += sum(row.template_differs for row in kept)
             self._counts.special_markup += sum(row.has_special_markup for row in kept)
-            writer.write_batch(_record_batch(numbers, labels, kept))
+            writer.write_batch(_record_batch(numbers, labels, weights, kept))
         self._say_progress(numbers)
         return len(kept)
 
@@ -160,13 +163,16 @@ class Preparation:
             logger.info("tokenising: at row %d (%.0f rows/s)", numbers[-1], rate)
 
 
-def _record_batch(numbers: list[int], labels: list[bool], rows: list[TokenizedRow]) -> pa.RecordBatch:
+def _record_batch(
+    numbers: list[int], labels: list[bool], weights: list[float], rows: list[TokenizedRow]
+) -> pa.RecordBatch:
     columns = [
         numbers,
         [row.prompt_ids for row in rows],
         [row.completion_ids for row in rows],
         [row.completion_mask for row in rows],
         labels,
+        weights,
         [hashlib.blake2b(np.asarray(row.prompt_ids, dtype="<i4").tobytes(), digest_size=16).digest() for row in rows],
     ]
     arrays = [pa.array(values, type=column.type) for values, column in zip(columns, SCHEMA, strict=True)]

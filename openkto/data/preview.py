@@ -26,6 +26,8 @@ def _describe(dataset: "UnpairedPreferenceDataset", index: int, has_colour: bool
         f"row {row['row']}: {'desirable' if row['label'] else 'undesirable'}, prompt {len(prompt_ids)} tokens,"
         f" completion {len(completion_ids)} tokens, {sum(mask)} of them scored"
     )
+    if row["weight"] != 1:
+        head += f", weight {row['weight']:g}"
     if dropped:
         head += f", cut by {dropped} to max_len {dataset.max_len}"
     opened, closed = OPEN, CLOSE

@@ -11,6 +11,7 @@ from typing import Literal
 from openkto.data.labels import LabelReader
 from openkto.data.messages import Message, assistant, read_messages, read_tools, trailing_assistants, unpacked
 from openkto.data.problems import BadRow, shorten
+from openkto.data.weights import read_weight
 
 TURN_MARKER = "\n\nAssistant:"
 MEDIA_KEYS = ("images", "videos", "audios")
@@ -29,17 +30,19 @@ class Row:
     completion: str | list[Message]
     label: bool
     tools: list[object] | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How records are read: --input_key, --output_key, --label_key, --input_template, --apply_chat_template."""
+    """How records are read: --input_key, --output_key, --label_key, --weight_key, --input_template, ..."""
 
     input_key: str | None = None
     output_key: str | None = None
     label_key: str = "label"
     input_template: str | None = None
     apply_chat_template: bool = False
+    weight_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ class RowReader:
     def _row(self, place: str, record: dict[str, object], prompt: object, completion: object, label: bool) -> Row:
         """Bring prompt and completion to one kind, both texts or both message lists."""
         settings = self._settings
+        key = settings.weight_key
+        weight = 1.0 if key is None else read_weight(place, key, _field(place, record, key))
         system = record.get("system")
         if system is not None and not isinstance(system, str):
             raise BadRow(place, "wrong type", "system must be text", shorten(system))
@@ -137,7 +142,7 @@ class RowReader:
             _check_not_empty(place, completion)
             if settings.input_template is not None:
                 prompt = settings.input_template.replace("{}", prompt)
-            return Row(place, prompt, completion, label)
+            return Row(place, prompt, completion, label, weight=weight)
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
         elif settings.input_template is not None:
@@ -162,7 +167,7 @@ class RowReader:
         for message in answer:
             if message["role"] == "assistant" and not message.get("tool_calls"):
                 _check_not_empty(place, message["content"])
-        return Row(place, messages, answer, label, read_tools(place, record.get("tools")))
+        return Row(place, messages, answer, label, read_tools(place, record.get("tools")), weight)
 
 
 def recognise(place: str, record: dict[str, object], settings: RowSettings) -> Format:

@@ -19,15 +19,16 @@ from openkto.errors import ConfigError
 from openkto.models.adapter import add_lora, load_adapter, reference_weights
 from openkto.models.export import export_adapter, export_model
 from openkto.models.loading import disable_randomness, expert_counts, load_model
-from openkto.models.log_probs import LogitMap, token_entropies, token_log_probs
+from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
 
 
 class ActorOutput(NamedTuple):
-    """What a forward returns; the last two only where they were asked for, else zeros."""
+    """What a forward returns; the last three only where they were asked for, else zeros or nothing."""
 
-    log_prob_B: Tensor  # [B] float64, summed over the scored tokens
+    log_prob_B: Tensor  # [B] float64, summed over the scored tokens; without gradient beside log_prob_K
     entropy_B: Tensor  # [B] float64, likewise, without gradient
     balancing_loss: Tensor  # scalar: the experts' load-balancing loss of this micro-batch
+    log_prob_K: Tensor  # [K] float32, of each scored token, row by row
 
 
 class Actor(nn.Module):
@@ -136,6 +137,7 @@ class Actor(nn.Module):
         *,
         with_entropy: bool = False,
         with_balancing_loss: bool = False,
+        with_tokens: bool = False,
     ) -> ActorOutput:
         """Return the summed log-probabilities of the scored tokens.
 
@@ -146,6 +148,7 @@ class Actor(nn.Module):
             with_entropy: also sum the entropies of the distributions that predict them.
             with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation
                 4).
+            with_tokens: also return each scored token's log-probability, and the gradient through these alone.
         """
         # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention has
         # faster kernels.
@@ -164,13 +167,16 @@ class Actor(nn.Module):
         log_prob_K = token_log_probs(hidden_KH, weight, bias, input_ids[loss_mask], self.logit_map)
         entropy_B = hidden_BTH.new_zeros(len(input_ids), dtype=torch.float64)
         if with_entropy:
-            entropy_B = _row_sums(token_entropies(hidden_KH.detach(), weight, bias, self.logit_map), loss_mask)
+            entropy_B = row_sums(token_entropies(hidden_KH.detach(), weight, bias, self.logit_map), loss_mask)
         balancing_loss = hidden_BTH.new_zeros((), dtype=torch.float32)
         if with_balancing_loss:
             balancing_loss = load_balancing_loss_func(
                 outputs.router_logits, self.num_experts, self.experts_per_token, attention_mask
             )
-        return ActorOutput(_row_sums(log_prob_K, loss_mask), entropy_B, balancing_loss)
+        # Of the two only the one that the loss reads carries a gradient.
+        summed_K = log_prob_K.detach() if with_tokens else log_prob_K
+        tokens_K = log_prob_K if with_tokens else log_prob_K.new_zeros(0)
+        return ActorOutput(row_sums(summed_K, loss_mask), entropy_B, balancing_loss, tokens_K)
 
     @torch.no_grad()
     def check_head(self, tolerance: float) -> None:
@@ -199,9 +205,3 @@ class Actor(nn.Module):
                 f"token between them for {type(self.language_model).__name__}. Its head does something that OpenKTO "
                 "does not know: please report it, and take another model."
             )
-
-
-def _row_sums(value_K: Tensor, mask_BT: Tensor) -> Tensor:
-    """Sum the values that belong to a mask's True places over each row: [B], float64, in a fixed order."""
-    value_BT = torch.zeros(mask_BT.shape, dtype=torch.float64, device=value_K.device)
-    return value_BT.masked_scatter(mask_BT, value_K.double()).sum(dim=1)

@@ -3,7 +3,8 @@
 The head runs on chunks of tokens; the backward pass runs each chunk's head again instead of keeping it, and turns the
 logits into their gradient in place. So the memory is that of one chunk, forward and backward.
 
-Shapes:  K = scored tokens in the micro-batch, C = tokens in a chunk, H = hidden size, V = vocabulary.
+Shapes:  K = scored tokens in the micro-batch, C = tokens in a chunk, H = hidden size, V = vocabulary, B = rows,
+         T = the longest row.
 Units:   nats.
 """
 
@@ -114,6 +115,12 @@ class _LinearLogProbs(torch.autograd.Function):
 
 def _slices(length: int, chunk: int) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, length, chunk)]
+
+
+def row_sums(value_K: Tensor, mask_BT: Tensor) -> Tensor:
+    """Sum the values that belong to a mask's True places over each row: [B], float64, in a fixed order."""
+    value_BT = torch.zeros(mask_BT.shape, dtype=torch.float64, device=value_K.device)
+    return value_BT.masked_scatter(mask_BT, value_K.double()).sum(dim=1)
 
 
 def chunk_tokens(weight_VH: Tensor) -> int:

@@ -13,7 +13,7 @@ from openkto.trainer.forwards import (
     batch_rows,
     forward,
     forward_without_gradient,
-    is_real,
+    row_columns,
     stop_unless_finite,
 )
 from openkto.trainer.metrics import MetricWindow
@@ -28,26 +28,31 @@ def evaluate_set(
     name: str,
     loader: KTODataLoader,
     between: Callable[[], None],
+    shift: float | None = None,
 ) -> dict[str, float]:
     """Return a set's metrics, the same on every rank.
 
     Args:
         between: called before each forward, as often on every rank.
+        shift: nats: the reference point of a loss that takes it from training; None takes the set's own mean.
 
     Raises:
         TrainingError: a log-probability is not finite.
     """
     window, place = MetricWindow(loss), f"evaluation set {name}"
     for batch in loader:
-        before = forward_without_gradient(model, reference, strategy, loss, batch, place, between)
+        before = forward_without_gradient(model, reference, strategy, loss, batch, place, between, shift or 0.0)
         parts = []
-        for micro_batch, ref_log_prob_B in zip(batch.matched, before.ref_log_prob, strict=True):
+        for micro_batch, ref_log_prob in zip(batch.matched, before.ref_log_prob, strict=True):
             between()
-            log_prob_B = forward(model, micro_batch, strategy.device).cpu()
-            columns = (micro_batch["row"], log_prob_B, ref_log_prob_B.cpu(), micro_batch["label"])
-            parts.append(torch.stack([c.double() for c in columns], dim=1)[is_real(micro_batch)])
+            log_prob = forward(model, micro_batch, strategy.device, with_tokens=loss.by_token).cpu()
+            mask_BT = micro_batch["loss_mask"]
+            log_ratio_B = loss.log_ratios(log_prob, ref_log_prob.cpu(), mask_BT)
+            parts.append(row_columns(micro_batch, loss.row_log_probs(log_prob, mask_BT), log_ratio_B))
         rows_NC = strategy.gather_rows(torch.cat(parts).to(strategy.device))
         rows = batch_rows(rows_NC, before)
         stop_unless_finite(place, rows_NC[:, 0], rows.log_ratio_N)
+        if loss.needs_shift and shift is None:
+            rows.z_ref = float(rows.log_ratio_N.mean())
         window.add(rows)
     return window.values()

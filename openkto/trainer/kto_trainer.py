@@ -20,7 +20,7 @@ from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.strategy import StepResult
 from openkto.distributed.watchdog import Watchdog
 from openkto.errors import ConfigError, StopError, TrainingError
-from openkto.models.loss import KTOLoss, LossType
+from openkto.models.loss import KTOLoss, LossType, sft_loss
 from openkto.stops import StopRequest
 from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.fit_args import FitArgs
@@ -30,6 +30,7 @@ from openkto.trainer.forwards import (
     forward_without_gradient,
     is_real,
     name_rows,
+    row_columns,
     stop_unless_finite,
     to_device,
 )
@@ -72,7 +73,9 @@ class KTOTrainer:
         eval_dataloader: a loader over a whole set as one batch, or several by name, or None.
         scheduler: a LambdaLR, as every schedule of `transformers.get_scheduler` is.
         max_norm: must be the strategy's, which clips.
-        beta, desirable_weight, undesirable_weight, loss_type: see `KTOLoss`.
+        beta, desirable_weight, undesirable_weight, loss_type, label_smoothing, humanline_low, humanline_high: see
+            `KTOLoss`.
+        sft_loss_coef: weight of the negative log-likelihood of the desirable rows' completion tokens.
         aux_loss_coef: weight of the experts' load-balancing loss.
         max_epochs: how often the rows are gone through, unless `args.max_steps` says how many steps.
         save_hf_ckpt: with each checkpoint also save the model as a Hugging Face folder.
@@ -102,6 +105,10 @@ class KTOTrainer:
         desirable_weight: float = 1.0,
         undesirable_weight: float = 1.0,
         loss_type: LossType = "kto",
+        label_smoothing: float = 0.0,
+        sft_loss_coef: float = 0.0,
+        humanline_low: float = -1.0,
+        humanline_high: float = 1.5,
         aux_loss_coef: float = 0.0,
         max_epochs: int = 1,
         save_hf_ckpt: bool = False,
@@ -126,18 +133,24 @@ class KTOTrainer:
         if aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.reference = make_reference(model, model.module, ref_model, strategy)
-        self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type)
+        constants = (label_smoothing, sft_loss_coef, humanline_low, humanline_high)
+        self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type, *constants)
         # A run that is resumed with others would be another run.
         self.settings = {
             "--loss_type": loss_type,
             "--beta": beta,
             "--desirable_loss_weight": desirable_weight,
             "--undesirable_loss_weight": undesirable_weight,
+            "--label_smoothing": label_smoothing,
+            "--sft_loss_coef": sft_loss_coef,
+            "--humanline_low": humanline_low,
+            "--humanline_high": humanline_high,
             "--aux_loss_coef": aux_loss_coef,
             "--max_norm": max_norm,
         }
         self.aux_loss_coef = aux_loss_coef
         self.max_epochs = max_epochs
+        self.run = RunState()
         self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
         self.export_dtype = export_dtype or model.module.model.dtype
         self.checkpoints = checkpoints
@@ -170,6 +183,7 @@ class KTOTrainer:
         last_step = min(total_steps, args.stop_after_steps or total_steps)
         saver = self._make_saver(args, total_steps)
         run, resumed = saver.begin(consumed_samples)
+        self.run = run
         self.stop.begin_training()
         sizes = (self.num_parameters, self.num_trainable)
         reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, total_steps, run, resumed)
@@ -234,22 +248,25 @@ class KTOTrainer:
         self.watchdog.phase(f"step {run.step}")
         rates = learning_rates(self.scheduler, run.updates + 1)
         self.strategy.set_learning_rates(self.model, rates)
-        report = self._train_step(run.step, batch, rates[0], args.log_entropy)
+        report = self._train_step(run, batch, rates[0], args.log_entropy)
         run.updates += report.applied
         run.consumed_samples += report.counts.rows
+        if self.loss.needs_shift:
+            run.log_ratio_sum += float(report.rows.log_ratio_N.sum())
+            run.log_ratio_rows += report.counts.rows
         reporter.step(batch, report, time.perf_counter() - started, is_last=is_last)
 
     # ---- one step ---------------------------------------------------------------------------------------------------
 
-    def _train_step(self, step: int, batch: RankBatch, learning_rate: float, with_entropy: bool) -> StepReport:
-        place = f"step {step}"
+    def _train_step(self, run: RunState, batch: RankBatch, learning_rate: float, with_entropy: bool) -> StepReport:
+        place, shift = f"step {run.step}", run.shift or 0.0
         before = forward_without_gradient(
-            self.model, self.reference, self.strategy, self.loss, batch, place, self.watchdog.beat
+            self.model, self.reference, self.strategy, self.loss, batch, place, self.watchdog.beat, shift
         )
         self.model.train()
         has_aux_loss = self.aux_loss_coef > 0
         parts, aux_loss = [], torch.zeros((), device=self.strategy.device)
-        for m, ref_log_prob_B in enumerate(before.ref_log_prob):
+        for m, ref_log_prob in enumerate(before.ref_log_prob):
             self.watchdog.beat()
             micro_batch = to_device(batch.matched[m], self.strategy.device)
             output = self.model(
@@ -258,19 +275,23 @@ class KTOTrainer:
                 micro_batch["loss_mask"],
                 with_entropy=with_entropy,
                 with_balancing_loss=has_aux_loss,
+                with_tokens=self.loss.by_token,
             )
-            is_real_B, label_B = is_real(micro_batch), micro_batch["label"]
-            losses_B = self.loss(output.log_prob_B - ref_log_prob_B, label_B, before.z_ref)
+            label_B, mask_BT = micro_batch["label"], micro_batch["loss_mask"]
+            log_prob = output.log_prob_K if self.loss.by_token else output.log_prob_B
+            log_ratio_B = self.loss.log_ratios(log_prob, ref_log_prob, mask_BT)
+            log_prob_B = self.loss.row_log_probs(log_prob, mask_BT)
+            losses_B = self.loss(log_ratio_B, label_B, before.z_ref, micro_batch["weight"])
             # A dummy row's log-ratio is the constant 0: it has no gradient, and its loss is not reported.
             loss = losses_B.sum() / before.counts.rows
+            if self.loss.sft_loss_coef > 0:
+                loss = loss + self.loss.sft_loss_coef * sft_loss(log_prob_B, label_B, before.desirable_tokens)
             if has_aux_loss:
-                tokens = (micro_batch["attention_mask"] * is_real_B[:, None]).sum()
+                tokens = (micro_batch["attention_mask"] * is_real(micro_batch)[:, None]).sum()
                 part = output.balancing_loss * tokens / before.counts.matched_tokens
                 loss, aux_loss = loss + self.aux_loss_coef * part, aux_loss + part.detach()
             self.strategy.backward(self.model, loss.float(), is_last=m == len(batch.matched) - 1)
-            scored_B = micro_batch["loss_mask"].sum(1)
-            columns = (micro_batch["row"], output.log_prob_B, ref_log_prob_B, label_B, scored_B, output.entropy_B)
-            parts.append(torch.stack([c.detach().double() for c in columns], dim=1)[is_real_B])
+            parts.append(row_columns(micro_batch, log_prob_B, log_ratio_B, output.entropy_B))
         rows_NC = self.strategy.gather_rows(torch.cat(parts))
         rows = batch_rows(rows_NC, before)
         stop_unless_finite(place, rows_NC[:, 0], rows.log_ratio_N)
@@ -284,7 +305,7 @@ class KTOTrainer:
             grad_norm=result.grad_norm,
             applied=result.applied,
             learning_rate=learning_rate,
-            entropy=float(rows_NC[:, 5].sum() / rows_NC[:, 4].sum()) if with_entropy else None,
+            entropy=float(rows_NC[:, 6].sum() / rows.scored_N.sum()) if with_entropy else None,
             aux_loss=float(self.strategy.all_reduce([float(aux_loss)])[0]) if has_aux_loss else None,
         )
 
@@ -296,11 +317,11 @@ class KTOTrainer:
         Raises:
             TrainingError: a log-probability is not finite.
         """
-        return self._evaluate(self.watchdog.beat)
+        return self._evaluate(self.run, self.watchdog.beat)
 
-    def _evaluate(self, between: Callable[[], None]) -> dict[str, dict[str, float]]:
+    def _evaluate(self, run: RunState, between: Callable[[], None]) -> dict[str, dict[str, float]]:
         return {
-            name: evaluate_set(self.model, self.reference, self.strategy, self.loss, name, loader, between)
+            name: evaluate_set(self.model, self.reference, self.strategy, self.loss, name, loader, between, run.shift)
             for name, loader in self.eval_dataloaders.items()
         }
 
@@ -317,7 +338,7 @@ class KTOTrainer:
 
         self.watchdog.phase(f"evaluation at step {run.step}")
         run.is_evaluated = False
-        results = self._evaluate(between)
+        results = self._evaluate(run, between)
         for name, values in results.items():
             reporter.evaluation(name if len(results) > 1 else None, values)
         run.is_evaluated = True

@@ -1,7 +1,7 @@
 """What a step or an evaluation reports: sums and counts over whole batches, divided once.
 
 Shapes:  N = rows of the whole global batch (all ranks, all micro-batches).
-Units:   log-ratios in nats; rewards are beta times log-ratio.
+Units:   log-ratios in nats, as the loss uses them; rewards are beta times log-ratio.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from openkto.models.loss import KTOLoss, margins
+from openkto.models.loss import KTOLoss, margins, sft_loss
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -23,6 +23,8 @@ class BatchRows:
     log_prob_N: Floats
     log_ratio_N: Floats
     is_desirable_N: Bools
+    weight_N: Floats  # the rows' own weights, without those of their classes
+    scored_N: Floats  # completion tokens
     z_ref: float
     mismatched_mean: float | None  # None where the loss needs no z_ref
 
@@ -44,11 +46,18 @@ class MetricWindow:
         reward_N = self.loss.beta * np.concatenate([b.log_ratio_N for b in self.batches])
         log_prob_N = np.concatenate([b.log_prob_N for b in self.batches])
         loss_N = np.concatenate([self._losses(b) for b in self.batches])
+        scored_N = np.concatenate([b.scored_N for b in self.batches])
         correct_N = np.concatenate([self._margins(b) > 0 for b in self.batches])
         values = {"loss": float(loss_N.mean())}
+        rows = np.array([len(b.log_ratio_N) for b in self.batches])
+        mean_point = float(np.average([b.z_ref for b in self.batches], weights=rows))
+        if self.loss.sft_loss_coef > 0 and label_N.any():
+            tokens = float(scored_N[label_N].sum())
+            values["sft_loss"] = float(sft_loss(torch.from_numpy(log_prob_N), torch.from_numpy(label_N), tokens))
+        if self.loss.needs_shift:
+            values["rewards/shift"] = self.loss.beta * mean_point
         if self.loss.needs_z_ref:
-            rows = np.array([len(b.log_ratio_N) for b in self.batches])
-            values["kl"] = float(np.average([b.z_ref for b in self.batches], weights=rows))
+            values["kl"] = mean_point
             unclamped = [b.mismatched_mean for b in self.batches]
             values["kl_unclamped"] = float(np.average(np.array(unclamped, dtype=np.float64), weights=rows))
         for name, of_class_N in (("chosen", label_N), ("rejected", ~label_N)):
@@ -62,7 +71,7 @@ class MetricWindow:
         return values
 
     def _losses(self, batch: BatchRows) -> Floats:
-        return self.loss(*_tensors(batch)).numpy()
+        return self.loss(*_tensors(batch), torch.from_numpy(batch.weight_N)).numpy()
 
     def _margins(self, batch: BatchRows) -> Floats:
         return margins(*_tensors(batch)).numpy()

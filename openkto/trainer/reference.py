@@ -30,10 +30,12 @@ class ModelReference:
     def __init__(self, model: Any, strategy: Strategy) -> None:
         self.model, self.strategy = model, strategy
 
-    def log_probs(self, micro_batches: list[MicroBatch], between: Callable[[], None]) -> list[Tensor]:
+    def log_probs(
+        self, micro_batches: list[MicroBatch], between: Callable[[], None], *, with_tokens: bool = False
+    ) -> list[Tensor]:
         """See `Reference`."""
         with self.strategy.reference_forward(self.model):
-            return forward_all(self.model, micro_batches, self.strategy.device, between)
+            return forward_all(self.model, micro_batches, self.strategy.device, between, with_tokens=with_tokens)
 
 
 class AdapterReference:
@@ -47,10 +49,12 @@ class AdapterReference:
     def __init__(self, model: Any, actor: HasStart, strategy: Strategy) -> None:
         self.model, self.actor, self.strategy = model, actor, strategy
 
-    def log_probs(self, micro_batches: list[MicroBatch], between: Callable[[], None]) -> list[Tensor]:
+    def log_probs(
+        self, micro_batches: list[MicroBatch], between: Callable[[], None], *, with_tokens: bool = False
+    ) -> list[Tensor]:
         """See `Reference`."""
         with torch.no_grad(), self.actor.reference():
-            return forward_all(self.model, micro_batches, self.strategy.device, between)
+            return forward_all(self.model, micro_batches, self.strategy.device, between, with_tokens=with_tokens)
 
 
 def make_reference(model: Any, actor: HasStart, ref_model: Any, strategy: Strategy) -> Reference:

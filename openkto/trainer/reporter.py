@@ -28,7 +28,7 @@ from openkto.trainer.trackers import Trackers
 log = logging.getLogger(__name__)
 
 COUNTS = ("num_tokens", "same_prompt", "same_completion", "skipped")
-ROW_ARRAYS = ("log_prob_N", "log_ratio_N", "is_desirable_N")
+ROW_ARRAYS = ("log_prob_N", "log_ratio_N", "is_desirable_N", "weight_N", "scored_N")
 
 
 @dataclass(frozen=True)

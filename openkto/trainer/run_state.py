@@ -18,6 +18,13 @@ class RunState:
     best: float | None = None  # the best value so far of the metric to keep
     best_step: int = -1
     run_id: str = ""  # the same over all starts of a run
+    log_ratio_sum: float = 0.0  # nats: of the rows of all steps done, for a loss that is relative to their mean
+    log_ratio_rows: int = 0
+
+    @property
+    def shift(self) -> float | None:
+        """The mean log-ratio of the rows of all steps done, in nats; None where there was none."""
+        return self.log_ratio_sum / self.log_ratio_rows if self.log_ratio_rows else None
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""

@@ -54,6 +54,7 @@ def test_a_row_has_ids_mask_label_and_number(write_lines):
         "completion_ids": [*tokenizer(" c1", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id],
         "completion_mask": [True] * 4,
         "label": False,
+        "weight": 1.0,
     }
     assert (dataset.bos_token_id, dataset.pad_token_id) == (tokenizer.bos_token_id, tokenizer.pad_token_id)
 
@@ -390,3 +391,31 @@ def test_each_text_is_tokenised_in_batches_and_not_at_all_from_the_cache(write_l
 def test_the_data_package_imports_without_torch():
     code = "import sys, openkto.data.dataset; assert 'torch' not in sys.modules; assert 'deepspeed' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_weights_come_from_the_data_and_are_part_of_the_fingerprint(write_lines):
+    def weighted(*weights):
+        lines = [row | {"w": weight} for row, weight in zip(rows(2, 1), weights, strict=True)]
+        return make(write_lines(lines), weight_key="w")
+
+    dataset = weighted(0.5, 0, 2)
+    assert dataset.weights.tolist() == [dataset[i]["weight"] for i in range(3)] == [0.5, 0.0, 2.0]
+    assert "weight 0.5" in dataset.preview(1)
+    assert dataset.fingerprint() != weighted(0.5, 0, 3).fingerprint()
+    assert make(write_lines(rows(2, 1))).weights.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_bad_weight_is_named_by_file_and_line_or_skipped(write_lines):
+    lines = [row | {"w": weight} for row, weight in zip(rows(2, 1), (1, -1, 1), strict=True)]
+    path = write_lines(lines)
+    assert error_of(path, weight_key="w").startswith(
+        f"{path}:2: w, the row's weight, must be a number of at least 0; got -1. "
+    )
+    assert make(path, weight_key="w", on_bad_rows="skip").report.skipped == {"weight": 1}
+
+
+def test_weights_of_zero_alone_are_an_error(write_lines):
+    path = write_lines([row | {"w": 0} for row in rows(1, 1)])
+    assert error_of(path, weight_key="w") == (
+        f"{path}: at least one row must weigh more than 0; got 0 for all. Correct the weights."
+    )

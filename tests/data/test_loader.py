@@ -24,15 +24,17 @@ def scored_tokens(micro_batches, prefix=""):
 
 
 def test_padding_is_on_the_right_and_masks_come_from_lengths_not_ids():
-    batch = collate([([5, 0], [0, 7], [True, True]), ([5], [6], [True])], [True, False], [3, 4], pad_token_id=0)
+    rows = [{"label": True, "weight": 0.5, "row": 3}, {"label": False, "weight": 2.0, "row": 4}]
+    batch = collate([([5, 0], [0, 7], [True, True]), ([5], [6], [True])], rows, pad_token_id=0)
     assert batch["input_ids"].tolist() == [[5, 0, 0, 7], [5, 6, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert batch["loss_mask"].tolist() == [[False, False, True, True], [False, True, False, False]]
     assert batch["label"].tolist() == [True, False]
+    assert batch["weight"].tolist() == [0.5, 2.0]
 
 
 def test_an_empty_share_is_a_dummy_that_scores_nothing():
-    batch = collate([], [], [], pad_token_id=0)
+    batch = collate([], [], pad_token_id=0)
     assert not batch["loss_mask"].any()
     assert batch["row"].tolist() == [-1]
 
@@ -61,7 +63,14 @@ def test_a_mismatched_pair_is_the_prompt_with_the_partners_very_completion():
 
 def test_mismatched_pairs_are_cut_by_the_matched_rows_rule():
     items = [
-        {"row": i, "prompt_ids": [9] * p, "completion_ids": [5] * c, "completion_mask": [True] * c, "label": True}
+        {
+            "row": i,
+            "prompt_ids": [9] * p,
+            "completion_ids": [5] * c,
+            "completion_mask": [True] * c,
+            "label": True,
+            "weight": 1.0,
+        }
         for i, (p, c) in enumerate([(6, 3), (2, 30)])
     ]
     rows = TokenRowList(items, np.arange(2), max_len=10)
@@ -122,5 +131,5 @@ def test_the_dtypes_are_those_that_a_model_takes():
     dtypes = {name: t.dtype for name, t in batch.matched[0].items()}
     assert dtypes == {
         "input_ids": torch.int64, "attention_mask": torch.int64, "loss_mask": torch.bool,
-        "label": torch.bool, "row": torch.int64,
+        "label": torch.bool, "weight": torch.float64, "row": torch.int64,
     }  # fmt: skip

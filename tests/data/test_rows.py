@@ -1,5 +1,6 @@
 """Formats: what each form of record becomes, and one sentence for each that is none."""
 
+import numpy as np
 import pytest
 
 from openkto.data.problems import BadRow
@@ -311,3 +312,37 @@ def test_a_label_and_a_kto_tag_that_contradict_are_a_bad_row(label, tag):
 )
 def test_a_pair_of_equal_answers_is_a_bad_row(record):
     assert "chosen and rejected must differ; got" in error_of(record)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"prompt": "a", "completion": "b", "label": True, "w": 2}, [2.0]),
+        ({"prompt": [USER], "completion": [ANSWER], "label": True, "w": 0}, [0.0]),
+        ({"messages": [USER, ANSWER], "label": False, "w": "0.5"}, [0.5]),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "w": np.float32(0.25)}, [0.25, 0.25]),
+        ({"chosen": [USER, ANSWER], "rejected": [USER, OTHER], "w": 1e3}, [1000.0, 1000.0]),
+    ],
+)
+def test_every_form_has_weights_and_a_pair_weighs_both_its_rows(record, expected):
+    assert [row.weight for row in read(record, weight_key="w")] == expected
+    assert [row.weight for row in read(record)] == [1.0] * len(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [(-0.5, "-0.5"), ("much", "'much'"), (True, "True"), (float("nan"), "nan"), ("inf", "'inf'"), ([1], "[1]")],
+)
+def test_a_weight_is_a_number_of_at_least_zero(value, got):
+    record = {"prompt": "a", "completion": "b", "label": True, "w": value}
+    assert error_of(record, weight_key="w") == (
+        f"f:0: w, the row's weight, must be a number of at least 0; got {got}. {CURE}"
+    )
+
+
+def test_a_missing_or_null_weight_is_named():
+    record = {"prompt": "a", "completion": "b", "label": True}
+    assert error_of(record, weight_key="w") == (
+        f"f:0: must have the field w; got the fields 'prompt', 'completion', 'label'. {CURE}"
+    )
+    assert error_of(record | {"w": None}, weight_key="w") == f"f:0: w must have a value; got null. {CURE}"

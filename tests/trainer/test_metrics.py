@@ -7,9 +7,13 @@ from openkto.models.loss import KTOLoss
 from openkto.trainer.metrics import BatchRows, MetricWindow, area_under_curve
 
 
-def batch(log_ratios, labels, z_ref=0.0, mean=None):
+def batch(log_ratios, labels, z_ref=0.0, mean=None, weights=None):
     ratios = np.array(log_ratios, dtype=np.float64)
-    return BatchRows(ratios - 10.0, ratios, np.array(labels), z_ref, z_ref if mean is None else mean)
+    row_weights = np.ones(len(ratios)) if weights is None else np.array(weights)
+    scored = np.arange(1.0, len(ratios) + 1)
+    return BatchRows(
+        ratios - 10.0, ratios, np.array(labels), row_weights, scored, z_ref, z_ref if mean is None else mean
+    )
 
 
 def test_a_window_pools_rows_of_batches_of_different_size():
@@ -39,7 +43,7 @@ def test_a_class_without_rows_has_no_metric():
 
 def test_a_loss_without_z_ref_has_no_kl():
     window = MetricWindow(KTOLoss(loss_type="apo_zero_unpaired"))
-    window.add(BatchRows(np.zeros(1), np.ones(1), np.array([True]), 0.0, None))
+    window.add(BatchRows(np.zeros(1), np.ones(1), np.array([True]), np.ones(1), np.ones(1), 0.0, None))
     assert not {"kl", "kl_unclamped"} & window.values().keys()
 
 
@@ -60,3 +64,32 @@ def test_accuracy_is_about_the_reference_point_not_about_zero():
     window = MetricWindow(KTOLoss())
     window.add(batch([0.5, 0.5], [True, False], z_ref=1.0))
     assert window.values()["rewards/accuracy"] == 0.5
+
+
+def test_the_loss_is_weighted_by_row_and_divided_by_their_number():
+    window = MetricWindow(KTOLoss(beta=1.0))
+    window.add(batch([0.0, 0.0, 0.0], [True, True, False], weights=[3.0, 0.0, 1.0]))
+    values = window.values()
+    assert values["loss"] == 0.5 * (3 + 0 + 1) / 3
+    assert values["rewards/accuracy"] == 0.0
+    assert "sft_loss" not in values
+
+
+def test_the_sft_loss_pools_tokens_over_the_windows_batches():
+    window = MetricWindow(KTOLoss(sft_loss_coef=0.1))
+    window.add(batch([1.0, 2.0, 3.0], [True, False, True]))  # log-probabilities -9 and -7, of 1 and 3 tokens
+    window.add(batch([4.0], [True]))  # -6, of 1 token
+    assert window.values()["sft_loss"] == pytest.approx((9 + 7 + 6) / 5, rel=1e-12)
+    window = MetricWindow(KTOLoss(sft_loss_coef=0.1))
+    window.add(batch([1.0], [False]))
+    assert "sft_loss" not in window.values()
+
+
+def test_the_shift_is_a_reward_and_accuracy_is_about_it():
+    window = MetricWindow(KTOLoss(beta=0.5, loss_type="bco"))
+    window.add(batch([1.0], [True], z_ref=2.0))
+    window.add(batch([1.0, 1.0, 1.0], [True, True, False], z_ref=0.0))
+    values = window.values()
+    assert values["rewards/shift"] == 0.5 * 2.0 / 4
+    assert values["rewards/accuracy"] == 2 / 4
+    assert "kl" not in values

@@ -361,6 +361,11 @@ def test_what_may_not_change_is_compared_and_listed(tmp_path):
     assert kind is CheckpointError
     for difference in ("--beta was 0.1 and is 0.2", "--train_batch_size was 8 and is 7", "--seed was 1 and is 5"):
         assert difference in said
+    terms = {"label_smoothing": 0.1, "sft_loss_coef": 0.2, "humanline_low": -2.0, "loss_type": "bco"}
+    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, terms)[0]
+    for name, value in terms.items():
+        assert f"--{name} was " in said
+        assert f" and is {value}" in said
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {"identity": {"the model": "b"}}, {})[0]
     assert "the model was not set and is b" in said
 
