@@ -448,9 +448,9 @@ def stopped_in_best_evaluation(folder):
     trainer, _ = prepared(0, eval_rows=token_rows([True, False, True, False], seed=9), lr=0.03, stop=StopRequest())
     evaluate = trainer._evaluate
 
-    def ask_first(between):
+    def ask_first(*args):
         trainer.stop.reason = "SIGTERM"
-        return evaluate(between)
+        return evaluate(*args)
 
     trainer._evaluate = ask_first
     with pytest.raises(StopError):
