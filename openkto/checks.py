@@ -59,6 +59,7 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
         _check_reference(config, place, has_adapter=is_adapter_folder(config.model.pretrain))
         return []
     _check_lora(config, place)
+    _check_moving_reference(config, place)
     _check_mixing(config.data, place)
     _check_loss(config, place)
     for name, is_given in (
@@ -121,6 +122,25 @@ def _check_lora(config: RunConfig, place: Place) -> None:
 
 def _shown(value: object) -> str:
     return " ".join(value) if isinstance(value, list) else str(value)
+
+
+def _check_moving_reference(config: RunConfig, place: Place) -> None:
+    if config.model.ref_sync_steps == 0:
+        return
+    if trains_adapter(config):
+        _fail(
+            place("ref_sync_steps"),
+            "moves a whole reference towards a whole policy",
+            "a policy with an adapter",
+            "Leave it out.",
+        )
+    if config.model.ref_mode not in ("auto", "model"):
+        _fail(
+            place("ref_sync_steps"),
+            "needs a reference that is a model in memory",
+            f"--ref_mode {config.model.ref_mode}",
+            "Take --ref_mode model, or leave it out.",
+        )
 
 
 def _check_reference(config: RunConfig, place: Place, *, has_adapter: bool) -> None:

@@ -49,6 +49,7 @@ class Option:
     at_least: float | None = None
     above: float | None = None
     below: float | None = None
+    at_most: float | None = None
     is_path: bool = False
     is_duration: bool = False
     default_text: str = ""  # says what an absent value means
@@ -78,6 +79,16 @@ class ModelConfig:
         "the reference is a model of its own, or the policy with its LoRA adapter off or as it started; auto is "
         "adapter where the policy has one and --ref_pretrain names no other model",
         choices=REF_MODES,
+    )
+    ref_sync_steps: int = option(
+        0,
+        "move the reference towards the policy every so many (TR-DPO); 0 is never",
+        "steps",
+        at_least=0,
+        below=LARGE,
+    )
+    ref_sync_alpha: float = option(
+        0.6, "how far: 1 makes the reference the policy", "share of the way", above=0, at_most=1
     )
     use_ms: bool = option(False, "load models from ModelScope instead of the Hugging Face Hub; needs its package")
     trust_remote_code: bool = option(False, "run Python code that comes with a model or tokenizer")

@@ -62,6 +62,7 @@ TRAIN_ONLY = (
     - {"load_in_4bit", "micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
     | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
     | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
+    | {"ref_sync_steps", "ref_sync_alpha"}
 )
 
 # All that the commands take which make one folder out of another.

@@ -76,6 +76,7 @@ def convert_one(raw: Raw, kind: str, known: Option) -> Any:
         or (known.at_least is not None and value < known.at_least)
         or (known.above is not None and value <= known.above)
         or (known.below is not None and value >= known.below)
+        or (known.at_most is not None and value > known.at_most)
     )
     if is_outside or (kind == "int" and not value.is_integer()):
         raise ValueError
@@ -113,6 +114,8 @@ def rule(item: dataclasses.Field[Any]) -> str:
         bounds.append(f"of at least {known.at_least:g}")
     if known.below is not None:
         bounds.append(f"below {known.below:.10g}")
+    if known.at_most is not None:
+        bounds.append(f"at most {known.at_most:g}")
     return f"{words[kind_of(item)]} {' and '.join(bounds)}".strip()
 
 

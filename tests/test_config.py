@@ -66,6 +66,8 @@ def test_defaults_are_those_of_the_flags_page():
         "adam_betas": (0.9, 0.95),
         "max_norm": 1.0,
         "zero_stage": 2,
+        "ref_sync_steps": 0,
+        "ref_sync_alpha": 0.6,
         "local_rank": -1,
         "train_batch_size": 128,
         "micro_train_batch_size": 8,
@@ -120,7 +122,7 @@ def values_of(item) -> st.SearchStrategy:
     low = known.at_least if known.at_least is not None else known.above
     floats = st.floats(
         low,
-        1e6 if known.below is None else known.below,
+        min(x for x in (1e6, known.below, known.at_most) if x is not None),
         exclude_min=known.above is not None,
         exclude_max=True,
         allow_subnormal=False,
@@ -147,6 +149,7 @@ def values_of(item) -> st.SearchStrategy:
 
 
 FIXED = {
+    "ref_sync_steps": 0,
     "use_ms": False,
     "load_in_4bit": False,
     "use_wandb": False,

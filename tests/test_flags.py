@@ -194,6 +194,10 @@ SENTENCES = [
      "Correct it, or leave it out."),
     ("--load_checkpoint=", "--load_checkpoint: must be true, false or a path; got nothing. Correct it, or leave it "
      "out."),
+    ("--ref_sync_steps 5 --lora_rank 8", "--ref_sync_steps: moves a whole reference towards a whole policy; got a "
+     "policy with an adapter. Leave it out."),
+    ("--ref_sync_alpha 1.5", "--ref_sync_alpha: must be a number above 0 and at most 1; got '1.5'. Correct it, or "
+     "leave it out."),
     ("--keep_best los", "--keep_best: must be one of rewards/auc, rewards/accuracy, rewards/margins, rewards/chosen, "
      "loss or rewards/rejected; got 'los'. Correct it, or leave it out."),
     ("--zpg 2", "--zpg: ZeRO++ is not in this version; got 2. Leave it out."),

@@ -89,6 +89,8 @@ def checkpoint_bytes(config: RunConfig, trainer: Any, zero_stage: int) -> int:
     total = 0
     if not config.checkpoint.disable_ds_ckpt:
         total += trainer.num_trainable * (ADAM_BYTES + (a_parameter if zero_stage in (1, 2) else 0))
+        if config.model.ref_sync_steps > 0:
+            total += trainer.num_parameters * a_parameter
     if config.checkpoint.save_hf_ckpt:
         total += model
     root = config.checkpoint.ckpt_path or config.output.save_path

@@ -231,6 +231,8 @@ def make_trainer(
         humanline_high=loss.humanline_high,
         aux_loss_coef=loss.aux_loss_coef,
         max_epochs=train.max_epochs,
+        ref_sync_steps=config.model.ref_sync_steps,
+        ref_sync_alpha=config.model.ref_sync_alpha,
         save_hf_ckpt=config.checkpoint.save_hf_ckpt,
         disable_ds_ckpt=config.checkpoint.disable_ds_ckpt,
         **running,

@@ -16,9 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import safetensors.numpy
+import safetensors.torch
+from torch import nn
 
 from openkto.distributed import checkpoint_folder as layout
 from openkto.distributed.engine_files import RecordingCheckpointEngine
+from openkto.distributed.moving_reference import load_reference, reference_weights
 from openkto.distributed.portable import NAMES, load_parameters, optimizer_names, read_parameters
 from openkto.errors import CheckpointError, ConfigError, OpenKTOError
 
@@ -181,13 +184,18 @@ class Checkpoints:
             state = json.loads((folder / layout.STATE).read_text(encoding="utf-8"))
         return Found(folder, self.strategy.gather_objects(state)[0])
 
-    def load(self, engine: Any, found: Found) -> Arrays:
+    def load(self, engine: Any, found: Found, moving_reference: nn.Module | None = None) -> Arrays:
         """Put a checkpoint into an engine of any ZeRO stage on any number of ranks; return its arrays.
+
+        Args:
+            moving_reference: given its weights too.
 
         Raises:
             CheckpointError: it holds other parameters than those that are trained.
         """
         load_parameters(engine, read_parameters(found.folder), found.state["updates"])
+        if moving_reference is not None:
+            load_reference(moving_reference, found.folder / layout.REFERENCE)
         return safetensors.numpy.load_file(found.folder / layout.ARRAYS)
 
     def mark_best(self, step: int) -> None:
@@ -216,6 +224,7 @@ class Checkpoints:
         state: dict[str, Any],
         arrays: Arrays,
         *,
+        moving_reference: nn.Module | None = None,
         write_copy: Callable[[str], None] | None = None,
         is_best: bool = False,
     ) -> bool:
@@ -224,6 +233,7 @@ class Checkpoints:
         Args:
             state: what JSON holds; `updates` must be in it.
             arrays: what is larger.
+            moving_reference: a reference whose weights are not those of `--ref_pretrain` any more.
             write_copy: writes the model as a Hugging Face folder; every rank calls it.
             is_best: whether `best` is to name it from now on, so that it is kept.
 
@@ -234,7 +244,7 @@ class Checkpoints:
         is_first = self.strategy.rank == 0
         failure = self._first(self._try(lambda: self._clear(scratch / name)) if is_first else None)
         if failure is None and self.with_engine:
-            failure = self._write(engine, scratch / name, state, arrays)
+            failure = self._write(engine, scratch / name, state, arrays, moving_reference)
         if failure is None and write_copy is not None:
             copy = scratch / f"{name}{layout.HF_SUFFIX}"
             failure = self._first(self._try(lambda: write_copy(str(copy))))
@@ -251,7 +261,9 @@ class Checkpoints:
         shutil.rmtree(folder.parent, ignore_errors=True)
         folder.mkdir(parents=True)
 
-    def _write(self, engine: Any, folder: Path, state: dict[str, Any], arrays: Arrays) -> str | None:
+    def _write(
+        self, engine: Any, folder: Path, state: dict[str, Any], arrays: Arrays, moving_reference: nn.Module | None
+    ) -> str | None:
         recorder = RecordingCheckpointEngine()
         engine.checkpoint_engine = recorder
         # DeepSpeed would copy two scripts of its own here, and raise on one rank alone when the disk is full.
@@ -263,6 +275,9 @@ class Checkpoints:
             save_latest=False,
             exclude_frozen_parameters=True,
         )
+        weights = {} if moving_reference is None else reference_weights(moving_reference)
+        if weights:
+            recorder.write_path(folder / layout.REFERENCE, lambda path: safetensors.torch.save_file(weights, path))
         if self.strategy.rank == 0:
             text = json.dumps(state, indent=1).encode()
             recorder.write(folder / layout.STATE, lambda file: file.write(text))
@@ -300,11 +315,8 @@ class Checkpoints:
                 "Free some space or name another --ckpt_path, and start the same command again."
             )
         if self.strategy.rank == 0:
-            log.warning(
-                "warning: checkpoint %s: was not saved (%s); training goes on, and the one before is kept.",
-                name,
-                failure,
-            )
+            kept = "; the one before is kept" if layout.checkpoints_in(self.root) else ""
+            log.warning("warning: checkpoint %s: was not saved (%s); training goes on%s.", name, failure, kept)
 
     # ---- agreement --------------------------------------------------------------------------------------------------
 

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from openkto.distributed.engine_files import FileRecord, unexpected_globals
+from openkto.distributed.engine_files import FileRecord, hash_file, unexpected_globals
 from openkto.errors import CheckpointError
 
-MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays.safetensors"
+MANIFEST, STATE, ARRAYS, REFERENCE = "manifest.json", "state.json", "arrays.safetensors", "reference.safetensors"
 SCRATCH = ".saving"
 HF_SUFFIX = "_hf"
 NAME = re.compile(r"global_step(\d+)")
@@ -94,15 +94,6 @@ def problem_with(folder: Path, files: dict[str, FileRecord]) -> str | None:
         except RuntimeError as error:  # of torch, for a file that is no archive
             return f"{name}: {error}"
     return None
-
-
-def hash_file(path: Path) -> str:
-    """Return a file's sha256."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ Source: deepspeed/runtime/engine.py (`save_checkpoint`) of 0.19.8; its ranks wai
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -111,6 +111,18 @@ class RecordingCheckpointEngine(CheckpointEngine):
         if file.failure is not None:
             self._note(file.failure)
 
+    def write_path(self, path: Path, do: Callable[[Path], None]) -> None:
+        """Let a library write one file by its path, and note it."""
+        if self.failure is not None:
+            return
+        try:
+            do(path)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            self.files[path.name] = FileRecord(path.stat().st_size, hash_file(path))
+        except Exception as error:
+            self._note(error)
+
     def _note(self, error: Exception) -> None:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         self.failure = self.failure or f"{type(error).__name__}: {reason}"
@@ -120,6 +132,15 @@ class RecordingCheckpointEngine(CheckpointEngine):
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         return True
+
+
+def hash_file(path: Path) -> str:
+    """Return a file's sha256."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_file(path: str | Path, map_location: Any = "cpu") -> Any:

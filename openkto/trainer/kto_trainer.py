@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from openkto.data.loader import KTODataLoader, RankBatch
 from openkto.distributed.checkpoint import Checkpoints
+from openkto.distributed.moving_reference import is_alike, move_reference
 from openkto.distributed.strategy import StepResult
 from openkto.distributed.watchdog import Watchdog
 from openkto.errors import ConfigError, StopError, TrainingError
@@ -78,6 +79,7 @@ class KTOTrainer:
         sft_loss_coef: weight of the negative log-likelihood of the desirable rows' completion tokens.
         aux_loss_coef: weight of the experts' load-balancing loss.
         max_epochs: how often the rows are gone through, unless `args.max_steps` says how many steps.
+        ref_sync_steps, ref_sync_alpha: how often and how far the reference moves towards the policy; 0 is never.
         save_hf_ckpt: with each checkpoint also save the model as a Hugging Face folder.
         disable_ds_ckpt: write no checkpoints that a run can be resumed from.
         export_dtype: of the saved model; None is the strategy's own.
@@ -111,6 +113,8 @@ class KTOTrainer:
         humanline_high: float = 1.5,
         aux_loss_coef: float = 0.0,
         max_epochs: int = 1,
+        ref_sync_steps: int = 0,
+        ref_sync_alpha: float = 0.6,
         save_hf_ckpt: bool = False,
         disable_ds_ckpt: bool = False,
         export_dtype: torch.dtype | None = None,
@@ -147,10 +151,18 @@ class KTOTrainer:
             "--humanline_high": humanline_high,
             "--aux_loss_coef": aux_loss_coef,
             "--max_norm": max_norm,
+            "--ref_sync_steps": ref_sync_steps,
+            "--ref_sync_alpha": ref_sync_alpha,
         }
         self.aux_loss_coef = aux_loss_coef
         self.max_epochs = max_epochs
         self.run = RunState()
+        self.ref_sync_steps, self.ref_sync_alpha = ref_sync_steps, ref_sync_alpha
+        if ref_sync_steps > 0 and (ref_model is None or not is_alike(ref_model, model)):
+            raise ConfigError(
+                "--ref_sync_steps: the reference must be a model of its own with the policy's parameters; got "
+                f"{'none' if ref_model is None else 'one with others'}. Take another reference, or leave it out."
+            )
         self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
         self.export_dtype = export_dtype or model.module.model.dtype
         self.checkpoints = checkpoints
@@ -237,6 +249,7 @@ class KTOTrainer:
             identity=identity | args.identity,
             total_steps=total_steps,
             write_copy=self._save_copy if self.save_hf_ckpt else None,
+            moving_reference=self.ref_model if self.ref_sync_steps > 0 else None,
             stop=self.stop,
             watchdog=self.watchdog,
         )
@@ -254,6 +267,8 @@ class KTOTrainer:
         if self.loss.needs_shift:
             run.log_ratio_sum += float(report.rows.log_ratio_N.sum())
             run.log_ratio_rows += report.counts.rows
+        if self.ref_sync_steps > 0 and run.step % self.ref_sync_steps == 0:
+            move_reference(self.ref_model, self.model, self.ref_sync_alpha)
         reporter.step(batch, report, time.perf_counter() - started, is_last=is_last)
 
     # ---- one step ---------------------------------------------------------------------------------------------------
@@ -356,7 +371,7 @@ class KTOTrainer:
             TrainingError: a weight is not finite, in the dtype of the saved model.
             OpenKTOError: the folder cannot be written; the model is then in a temporary folder, if that can be.
         """
-        save_model(self.model, self.tokenizer, folder, dtype or self.export_dtype, has_refuge=True)
+        save_model(self.model, self.strategy, self.tokenizer, folder, dtype or self.export_dtype, has_refuge=True)
 
     def _save_copy(self, folder: str) -> None:
-        save_model(self.model, self.tokenizer, folder, self.export_dtype, has_refuge=False)
+        save_model(self.model, self.strategy, self.tokenizer, folder, self.export_dtype, has_refuge=False)

@@ -16,7 +16,6 @@ from openkto.config import HIGHER_IS_BETTER
 from openkto.data.loader import KTODataLoader
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.gather import gather_weights
-from openkto.distributed.launch import is_first_rank
 from openkto.distributed.watchdog import Watchdog
 from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError, TrainingError
 from openkto.stops import StopRequest
@@ -39,6 +38,7 @@ class RunSaver:
         identity: what must be the same for a run to be gone on with, by the name that an error gives it.
         total_steps: of the schedule.
         write_copy: writes a Hugging Face folder; None for no copies.
+        moving_reference: a reference that follows the policy.
         stop, watchdog: the trainer's.
     """
 
@@ -53,10 +53,11 @@ class RunSaver:
         identity: dict[str, Any],
         total_steps: int,
         write_copy: Callable[[str], None] | None,
+        moving_reference: nn.Module | None,
         stop: StopRequest,
         watchdog: Watchdog,
     ) -> None:
-        self.stop, self.watchdog = stop, watchdog
+        self.stop, self.watchdog, self.moving_reference = stop, watchdog, moving_reference
         self.checkpoints, self.engine, self.strategy, self.loader = checkpoints, engine, strategy, loader
         self.args, self.total_steps, self.write_copy = args, total_steps, write_copy
         self.identity = json.loads(json.dumps(identity))  # as it comes back from a checkpoint
@@ -82,7 +83,7 @@ class RunSaver:
                 "of them out."
             )
         check_same_run(str(found.folder), found.state["identity"], self.identity)
-        arrays = self.checkpoints.load(self.engine, found)
+        arrays = self.checkpoints.load(self.engine, found, self.moving_reference)
         self.strategy.restore_loss_scale(self.engine, found.state["loss_scale"])
         run = RunState.from_json(found.state["run"])
         self.checkpoints.saved_step = run.step
@@ -191,7 +192,13 @@ class RunSaver:
             "settings": self.args.settings,
         }
         is_saved = self.checkpoints.save(
-            self.engine, run.step, state, arrays, write_copy=self.write_copy, is_best=run.best_step == run.step
+            self.engine,
+            run.step,
+            state,
+            arrays,
+            moving_reference=self.moving_reference,
+            write_copy=self.write_copy,
+            is_best=run.best_step == run.step,
         )
         self.last_save = time.monotonic()
         return is_saved
@@ -214,7 +221,9 @@ def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> di
     }
 
 
-def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, has_refuge: bool) -> None:
+def save_model(
+    engine: Any, strategy: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, has_refuge: bool
+) -> None:
     """Write the policy, or its adapter, with the tokenizer as a Hugging Face folder; all ranks must call it.
 
     Args:
@@ -222,13 +231,24 @@ def save_model(engine: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, 
             weights.
 
     Raises:
-        TrainingError: a weight is not finite, in this dtype.
-        OpenKTOError: the folder cannot be written.
+        TrainingError: a weight is not finite, in this dtype; on every rank.
+        OpenKTOError: the folder cannot be written; on every rank.
     """
-    actor = engine.module
+    actor, failure = engine.module, None
     weights = gather_weights(engine, actor.model, dtype, trainable_alone=actor.has_adapter)
-    if not is_first_rank():
-        return
+    if strategy.rank == 0:
+        try:
+            _write_model(actor, weights, tokenizer, folder, dtype, has_refuge=has_refuge)
+        except OpenKTOError as error:
+            failure = (TrainingError if isinstance(error, TrainingError) else OpenKTOError, str(error))
+    found = strategy.gather_objects(failure)[0]
+    if found is not None:
+        raise found[0](found[1])
+
+
+def _write_model(
+    actor: Any, weights: dict[str, torch.Tensor], tokenizer: Any, folder: str, dtype: torch.dtype, *, has_refuge: bool
+) -> None:
     broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
     if broken:
         raise TrainingError(

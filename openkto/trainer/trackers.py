@@ -117,13 +117,22 @@ class MetricsFile:
     def write(self, line: dict[str, Any]) -> None:
         text = json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n"
         content = (b"\n" if self._is_cut else b"") + text.encode("utf-8", errors="backslashreplace")
+        size = self._path.stat().st_size
         try:
-            self._is_cut = self._file.write(content) != len(content)
+            written = self._file.write(content)
+            reason = None if written == len(content) else "No space left on device"
         except OSError as error:
+            reason = error.strerror
+        if reason is None:
+            self._is_cut = False
+            return
+        try:
+            os.truncate(self._path, size)  # half a line is no JSON, and taking it back needs no space
+        except OSError:
             self._is_cut = True
-            if not self._has_warned:
-                logger.warning("metrics.jsonl: a line was lost (%s); training goes on.", error.strerror)
-            self._has_warned = True
+        if not self._has_warned:
+            logger.warning("metrics.jsonl: a line was lost (%s); training goes on.", reason)
+        self._has_warned = True
 
     def recorded(self) -> list[dict[str, Any]]:
         """Return the lines that the file holds already."""

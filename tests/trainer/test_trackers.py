@@ -96,6 +96,27 @@ def test_a_full_disk_gives_one_warning_and_no_error(tmp_path, caplog):
     ]
 
 
+class HalfFull:
+    """A file on a disk that takes half of what it is given."""
+
+    def __init__(self, file) -> None:
+        self.file = file
+
+    def write(self, content) -> int:
+        return self.file.write(content[: len(content) // 2])
+
+
+def test_a_line_that_only_half_fits_leaves_no_half(tmp_path):
+    trackers = only_files(tmp_path)
+    trackers.log("train", 1, {"loss": 0.5})
+    whole, trackers._file._file = trackers._file._file, HalfFull(trackers._file._file)
+    trackers.log("train", 2, {"loss": 0.5})
+    trackers._file._file = whole
+    trackers.log("train", 3, {"loss": 0.5})
+    trackers.close()
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 3]
+
+
 def test_a_tracker_that_raises_is_off_after_one_warning(tmp_path, caplog):
     other = Recorder()
     trackers = only_files(tmp_path, broken=Raiser, fake=lambda: other)

@@ -1,0 +1,73 @@
+"""A reference model that follows the policy, at every ZeRO stage.
+
+Source: Gorbatovski et al., "Learn Your Reference Model for Real Good Alignment" (TR-DPO), arXiv:2404.09656, section 3:
+every so many steps the reference becomes (1 - alpha) reference + alpha policy.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import deepspeed
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from openkto.distributed.launch import is_first_rank
+
+
+@torch.no_grad()
+def move_reference(reference: nn.Module, policy: nn.Module, alpha: float) -> None:
+    """Move every parameter of the reference towards the policy's; all ranks must call it.
+
+    Args:
+        reference, policy: of the same architecture, sharded or whole alike.
+        alpha: 0 leaves the reference, 1 makes it the policy.
+    """
+    for own, other in zip(parameters(reference).values(), parameters(policy).values(), strict=True):
+        with _whole(other, modifies=False), _whole(own, modifies=True):
+            moved = torch.lerp(own.data.float(), other.data.to(own.device).float(), alpha)
+            own.data.copy_(moved)
+
+
+def reference_weights(reference: nn.Module) -> dict[str, Tensor]:
+    """Return the whole parameters on rank 0's CPU, {} elsewhere; all ranks must call it."""
+    weights = {}
+    for name, parameter in parameters(reference).items():
+        with _whole(parameter, modifies=False):
+            if is_first_rank():
+                weights[name] = parameter.detach().to("cpu", copy=True)
+    return weights
+
+
+@torch.no_grad()
+def load_reference(reference: nn.Module, file: Path) -> None:
+    """Give the reference the weights that a checkpoint kept; all ranks must call it."""
+    with safe_open(str(file), framework="pt") as saved:
+        for name, parameter in parameters(reference).items():
+            with _whole(parameter, modifies=True):
+                parameter.data.copy_(saved.get_tensor(name))
+
+
+def is_alike(reference: nn.Module, policy: nn.Module) -> bool:
+    """Whether two models have the same parameters, so that one can move towards the other."""
+
+    def shapes(model: nn.Module) -> dict[str, list[int]]:
+        return {name: list(p.ds_shape if hasattr(p, "ds_shape") else p.shape) for name, p in parameters(model).items()}
+
+    return shapes(reference) == shapes(policy)
+
+
+def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by the names that they have in the model inside an engine, or in the model itself."""
+    return {name.removeprefix("module."): parameter for name, parameter in model.named_parameters()}
+
+
+@contextlib.contextmanager
+def _whole(parameter: nn.Parameter, *, modifies: bool) -> Iterator[None]:
+    """Inside, a parameter that ZeRO-3 shards is whole; what every rank writes into it alike is kept."""
+    if not hasattr(parameter, "ds_id"):
+        yield
+        return
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if modifies else None):
+        yield
