@@ -29,7 +29,9 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("rewards/auc", "rewards/accuracy", "rewards/margins", "rewards/chosen"), True),
     **dict.fromkeys(("loss", "rewards/rejected"), False),
 }
-REF_MODES = ("auto", "model", "adapter")
+REF_MODES = ("auto", "model", "adapter", "cached")
+# Losses that ask the reference for the log-probability of each token: a cache has those of whole completions alone.
+TOKEN_LOSSES: tuple[str, ...] = ()
 DEFAULT_LEARNING_RATE = 1e-6
 DEFAULT_LORA_LEARNING_RATE = 1e-5
 ALL_LINEAR = "all-linear"
@@ -72,9 +74,16 @@ class ModelConfig:
     )
     ref_mode: str = option(
         "auto",
-        "the reference is a model of its own, or the policy with its LoRA adapter off or as it started; auto is "
-        "adapter where the policy has one and --ref_pretrain names no other model",
+        "the reference is a model of its own, the policy with its LoRA adapter off or as it started, or a cache of the "
+        "model's log-probabilities, filled before training; auto is adapter where the policy has one and "
+        "--ref_pretrain names no other model, else cached where the cache holds all of the run, else model",
         choices=REF_MODES,
+    )
+    ref_cache_dir: str | None = option(
+        None,
+        "where the reference's log-probabilities are kept, shared by all nodes",
+        default_text="ref in $OPENKTO_CACHE or ~/.cache/openkto",
+        is_path=True,
     )
     use_ms: bool = option(False, "load models from ModelScope instead of the Hugging Face Hub; needs its package")
     trust_remote_code: bool = option(False, "run Python code that comes with a model or tokenizer")
@@ -416,6 +425,13 @@ def ref_is_adapter(model: ModelConfig, *, has_adapter: bool) -> bool:
     """Return whether the reference is the policy itself, with its adapter off or as it started."""
     is_other = model.ref_pretrain not in (None, model.pretrain)
     return model.ref_mode == "adapter" or (model.ref_mode == "auto" and has_adapter and not is_other)
+
+
+def may_be_cached(config: RunConfig, *, has_adapter: bool) -> bool:
+    """Return whether the reference may be a cache: it is to be, or is if it is there."""
+    if config.loss.loss_type in TOKEN_LOSSES or ref_is_adapter(config.model, has_adapter=has_adapter):
+        return False
+    return config.model.ref_mode in ("auto", "cached")
 
 
 def eval_sets(config: DataConfig) -> dict[str, str]:

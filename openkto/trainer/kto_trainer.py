@@ -64,7 +64,8 @@ class KTOTrainer:
 
     Args:
         model: the policy's engine, from `strategy.prepare`.
-        ref_model: the frozen reference, from there too; None where the policy has an adapter, which is off then.
+        ref_model: the frozen reference, from there too, or a `CachedReference`; None where the policy has an adapter,
+            which is off then.
         tokenizer: the model's tokenizer, saved with it.
         strategy: see `TrainingStrategy`.
         optim: the optimizer that was given to `strategy.prepare`.
