@@ -38,6 +38,7 @@ def main(argv: list[str]) -> None:
         loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)
         identity = identity_of_command(config, strategy, rows, models)
         cache = open_cache(config, strategy, [loader, *eval_loaders.values()], identity)
+        cache.look_up()
         fill_and_check(cache, config, strategy, models[1], watchdog)
         log.info("all %d pairs of the run are in %s", cache.num_needed, cache.folder)
         strategy.barrier()

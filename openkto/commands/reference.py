@@ -47,9 +47,12 @@ def cached_reference(
         return None
     try:
         cache = open_cache(config, strategy, loaders, identity)
-        if config.model.ref_mode == "auto" and cache.num_missing:
-            if cache.values:
-                log.info("reference: %d of %d pairs are not in %s", cache.num_missing, cache.num_needed, cache.folder)
+        is_asked_for = config.model.ref_mode == "cached"
+        if not (cache.values or is_asked_for):
+            return None
+        cache.look_up()
+        if cache.num_missing and not is_asked_for:
+            log.info("reference: %d of %d pairs are not in %s", cache.num_missing, cache.num_needed, cache.folder)
             return None
         fill_and_check(cache, config, strategy, model, watchdog)
     except ConfigError as error:

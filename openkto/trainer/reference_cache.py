@@ -61,9 +61,15 @@ class ReferenceCache:
         total_steps: int,
     ) -> None:
         self.folder, self.about, self.strategy, self.loaders = folder, about, strategy, loaders
+        self.total_steps = total_steps
         self.values = self._read()
-        self.needed = [pairs_of_run(loader, total_steps if loader.shuffle else 1) for loader in loaders]
-        self.missing = [self._find_missing(*needed) for needed in zip(loaders, self.needed, strict=True)]
+        self.needed: list[IntArray] = []  # of each loader, [P, 2], whose prompt and whose completion
+        self.missing: list[IntArray] = []  # of them, those without a value
+
+    def look_up(self) -> None:
+        """Find out what the run needs, and what of it is missing."""
+        self.needed = [pairs_of_run(loader, self.total_steps if loader.shuffle else 1) for loader in self.loaders]
+        self.missing = [self._find_missing(*needed) for needed in zip(self.loaders, self.needed, strict=True)]
 
     @property
     def num_needed(self) -> int:
@@ -104,17 +110,18 @@ class ReferenceCache:
         return own
 
     def _find_missing(self, loader: KTODataLoader, needed_P2: IntArray) -> IntArray:
-        """Return the pairs without a value, each rank having looked at its share."""
-        own_P2 = needed_P2[self.strategy.rank :: self.strategy.world_size]
-        lacks_P = np.ones(len(own_P2), dtype=np.bool_)
-        if self.values:
-            # One pair after the other: the tokens of all together would not fit.
-            pairs = np.split(own_P2, len(own_P2)) if len(own_P2) else []
-            lacks_P[:] = [sequence_key(*cut_pairs(loader.dataset, pair)[0]) not in self.values for pair in pairs]
-        missing_PC = self.strategy.gather_rows(
-            torch.tensor(own_P2[lacks_P].reshape(-1, 2), device=self.strategy.device)
-        )
-        return missing_PC.astype(np.int64)
+        """Return the pairs without a value, one of those of the same tokens, each rank having looked at its share."""
+        lacking: list[tuple[float, float, float, float]] = []
+        for pair in needed_P2[self.strategy.rank :: self.strategy.world_size]:
+            key = sequence_key(*cut_pairs(loader.dataset, pair[None])[0])
+            if key not in self.values:
+                # 96 bits of the key, as two whole numbers that float64 holds.
+                halves = int.from_bytes(key[:6], "big"), int.from_bytes(key[6:12], "big")
+                lacking.append((float(pair[0]), float(pair[1]), float(halves[0]), float(halves[1])))
+        own_PC = torch.tensor(lacking, dtype=torch.float64, device=self.strategy.device).reshape(-1, 4)
+        found_PC = self.strategy.gather_rows(own_PC)
+        _, first_P = np.unique(found_PC[:, 2:], axis=0, return_index=True)
+        return found_PC[np.sort(first_P), :2].astype(np.int64)
 
     # ---- computing --------------------------------------------------------------------------------------------------
 
@@ -180,12 +187,9 @@ class ReferenceCache:
             ConfigError: they are not this model's.
         """
         found_SC = np.zeros((0, 4))
-        for loader, needed_P2, missing_P2 in zip(self.loaders, self.needed, self.missing, strict=True):
-            n = loader.num_rows
-            known = np.setdiff1d(needed_P2 @ [n, 1], missing_P2 @ [n, 1])
-            if len(known):
-                places = np.unique(np.linspace(0, len(known) - 1, PAIRS_TO_CHECK).astype(np.int64))
-                pairs_S2 = np.stack(np.divmod(known[places], n), axis=1)
+        for loader, needed_P2 in zip(self.loaders, self.needed, strict=True):
+            pairs_S2 = self._sample(loader, needed_P2)
+            if len(pairs_S2):
                 found_SC = np.concatenate([found_SC, self._compare(model, loader, pairs_S2, between)])
         if not len(found_SC):
             return
@@ -207,6 +211,17 @@ class ReferenceCache:
             (apart_S / tokens_S).max(),
             self.strategy.precision,
         )
+
+    def _sample(self, loader: KTODataLoader, needed_P2: IntArray) -> IntArray:
+        """Return pairs whose value was read, spread over the data set; the same on every rank, as the values are."""
+        spread_P = np.random.default_rng(loader.seed).permutation(len(needed_P2))
+        pairs: list[IntArray] = []
+        for p in spread_P:
+            if len(pairs) == PAIRS_TO_CHECK:
+                break
+            if sequence_key(*cut_pairs(loader.dataset, needed_P2[[p]])[0]) in self.values:
+                pairs.append(needed_P2[p])
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
     def _compare(
         self, model: Any, loader: KTODataLoader, pairs_S2: IntArray, between: Callable[[], None]
