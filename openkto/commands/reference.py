@@ -14,7 +14,6 @@ from openkto.errors import ConfigError
 from openkto.models.loading import choose_attention
 from openkto.trainer.reference import CachedReference
 from openkto.trainer.reference_cache import ReferenceCache
-from openkto.trainer.rng import rng_state, set_rng_state
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +85,9 @@ def open_cache(
 def fill_and_check(cache: ReferenceCache, config: RunConfig, strategy: Any, model: str, watchdog: Any) -> None:
     """Load the reference, compare what is cached with it, compute what is missing, and let go of it again."""
     watchdog.phase("loading the reference")
-    # What is loaded afterwards, a new adapter too, begins as it does without a cache.
-    generators = rng_state(strategy.device)
-    try:
-        with strategy.model_loading():
-            actor = load_actor(config, model, strategy.load_dtype, trains=False)
-        with strategy.passing_model(actor) as prepared:
-            watchdog.phase("filling the reference's cache")
-            cache.check(prepared, watchdog.beat)
-            cache.fill(prepared, watchdog.beat)
-    finally:
-        set_rng_state(generators, strategy.device)
+    with strategy.model_loading():
+        actor = load_actor(config, model, strategy.load_dtype, trains=False)
+    with strategy.passing_model(actor) as prepared:
+        watchdog.phase("filling the reference's cache")
+        cache.check(prepared, watchdog.beat)
+        cache.fill(prepared, watchdog.beat)
