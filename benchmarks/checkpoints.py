@@ -3,8 +3,8 @@
     python -m benchmarks.checkpoints
 
 A tiny Llama and one of 31M parameters in float32, 2 gloo ranks, ZeRO 1, 2 and 3, medians over saves in turns.
-DeepSpeed's `engine.save_checkpoint` leaves its bytes to the system's cache; ours hashes them, puts them on the disk past
-all caches and adds what a run needs to go on exactly. The table is printed last.
+DeepSpeed's `engine.save_checkpoint` leaves its bytes to the system's cache; ours hashes them, puts them on the disk
+past all caches and adds what a run needs to go on exactly. The table is printed last.
 """
 
 import multiprocessing

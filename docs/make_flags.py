@@ -19,7 +19,7 @@ the file, wherever it stands. A boolean flag may stand alone. Lists are separate
 lists. Paths in a file are taken from the folder that the command starts in. `openkto evaluate` takes the names marked
 *both*; in a YAML file it leaves the others unread, so that a run's `run.yaml` serves both commands.
 
-`openkto merge_lora` takes @MERGE@.
+`openkto precompute_reference` takes what `openkto train` does, `openkto merge_lora` @MERGE@.
 
 `--use_wandb` never takes a key: set `WANDB_API_KEY`, or run `wandb login`. `WANDB_MODE=offline` keeps the numbers in
 `<save_path>/wandb`.

@@ -3,12 +3,13 @@
 import sys
 
 from openkto import __version__
-from openkto.commands import convert_checkpoint, evaluate, merge_lora, train
+from openkto.commands import convert_checkpoint, evaluate, merge_lora, precompute_reference, train
 from openkto.commands.run import run_and_exit
 from openkto.errors import ConfigError
 
 COMMANDS = {
     "train": train.main,
+    "precompute_reference": precompute_reference.main,
     "evaluate": evaluate.main,
     "merge_lora": merge_lora.main,
     "convert_checkpoint": convert_checkpoint.main,

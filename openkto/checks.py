@@ -11,6 +11,7 @@ from collections.abc import Callable
 from openkto.config import (
     FLOORED_SCHEDULES,
     LOSSES_WITH_Z_REF,
+    TOKEN_LOSSES,
     DataConfig,
     DeepspeedConfig,
     LoraConfig,
@@ -62,6 +63,7 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
     _check_moving_reference(config, place)
     _check_mixing(config.data, place)
     _check_loss(config, place)
+    _check_cache(config, place, command)
     for name, is_given in (
         ("eval_at_start", config.train.eval_at_start),
         ("keep_best", config.checkpoint.keep_best is not None),
@@ -155,6 +157,29 @@ def _check_reference(config: RunConfig, place: Place, *, has_adapter: bool) -> N
             "adapter takes the policy itself as the reference",
             f"--ref_pretrain {model.ref_pretrain}",
             "Leave --ref_pretrain out, or take model.",
+        )
+
+
+def _check_cache(config: RunConfig, place: Place, command: str) -> None:
+    model, loss_type = config.model, config.loss.loss_type
+    is_wanted = model.ref_mode == "cached" or command == "precompute_reference"
+    if is_wanted and loss_type in TOKEN_LOSSES:
+        _fail(
+            place("loss_type"),
+            "cached keeps the reference's log-probabilities of whole completions, not of each token",
+            loss_type,
+            "Take --ref_mode model.",
+        )
+    if command == "precompute_reference" and model.ref_sync_steps > 0:
+        _fail(
+            place("ref_sync_steps"), "a cache is of a reference that stays", str(model.ref_sync_steps), "Leave it out."
+        )
+    if command == "precompute_reference" and model.ref_mode in ("model", "adapter"):
+        _fail(
+            place("ref_mode"),
+            "a cache serves the modes cached and auto",
+            model.ref_mode,
+            "Take cached, here and to train.",
         )
 
 
@@ -331,8 +356,13 @@ def _training_warnings(config: RunConfig, place: Place) -> list[str]:
     saving = config.checkpoint
     if saving.disable_ds_ckpt and not saving.save_hf_ckpt and (saving.save_steps > 0 or saving.save_every_minutes):
         warnings.append(f"{place('disable_ds_ckpt')}: nothing is saved before the end; --save_hf_ckpt would be.")
-    if config.deepspeed.ref_offload and ref_is_adapter(config.model, has_adapter=trains_adapter(config)):
+    is_own_reference = ref_is_adapter(config.model, has_adapter=trains_adapter(config))
+    if config.deepspeed.ref_offload and is_own_reference:
         warnings.append(f"{place('ref_offload')}: has no effect, as the policy with its adapter off is the reference.")
+    if config.deepspeed.ref_offload and config.model.ref_mode == "cached":
+        warnings.append(f"{place('ref_offload')}: has no effect, as no reference is kept beside the policy.")
+    if config.model.ref_cache_dir is not None and (is_own_reference or config.model.ref_mode == "model"):
+        warnings.append(f"{place('ref_cache_dir')}: has no effect, as nothing is cached with this reference.")
     if config.train.eval_steps > 0 and not config.data.eval_dataset:
         warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset.")
     if config.deepspeed.overlap_comm and config.deepspeed.zero_stage == 0:

@@ -32,7 +32,9 @@ HIGHER_IS_BETTER = {
 LOSS_TYPES = ("kto", "apo_zero_unpaired", "kto_length_normalized", "bco", "kto_humanline")
 # Those whose reference point comes from mismatched pairs.
 LOSSES_WITH_Z_REF = ("kto", "kto_length_normalized", "kto_humanline")
-REF_MODES = ("auto", "model", "adapter")
+REF_MODES = ("auto", "model", "adapter", "cached")
+# Losses that ask the reference for the log-probability of each token: a cache has those of whole completions alone.
+TOKEN_LOSSES = ("kto_humanline",)
 DEFAULT_LEARNING_RATE = 1e-6
 DEFAULT_LORA_LEARNING_RATE = 1e-5
 ALL_LINEAR = "all-linear"
@@ -76,8 +78,9 @@ class ModelConfig:
     )
     ref_mode: str = option(
         "auto",
-        "the reference is a model of its own, or the policy with its LoRA adapter off or as it started; auto is "
-        "adapter where the policy has one and --ref_pretrain names no other model",
+        "the reference is a model of its own, the policy with its LoRA adapter off or as it started, or a cache of the "
+        "model's log-probabilities, filled before training; auto is adapter where the policy has one and "
+        "--ref_pretrain names no other model, else cached where the cache holds all of the run, else model",
         choices=REF_MODES,
     )
     ref_sync_steps: int = option(
@@ -89,6 +92,12 @@ class ModelConfig:
     )
     ref_sync_alpha: float = option(
         0.6, "how far: 1 makes the reference the policy", "share of the way", above=0, at_most=1
+    )
+    ref_cache_dir: str | None = option(
+        None,
+        "where the reference's log-probabilities are kept, shared by all nodes",
+        default_text="ref in $OPENKTO_CACHE or ~/.cache/openkto",
+        is_path=True,
     )
     use_ms: bool = option(False, "load models from ModelScope instead of the Hugging Face Hub; needs its package")
     trust_remote_code: bool = option(False, "run Python code that comes with a model or tokenizer")
@@ -445,6 +454,14 @@ def ref_is_adapter(model: ModelConfig, *, has_adapter: bool) -> bool:
     """Return whether the reference is the policy itself, with its adapter off or as it started."""
     is_other = model.ref_pretrain not in (None, model.pretrain)
     return model.ref_mode == "adapter" or (model.ref_mode == "auto" and has_adapter and not is_other)
+
+
+def may_be_cached(config: RunConfig, *, has_adapter: bool) -> bool:
+    """Return whether the reference may be a cache: it is to be, or is if it is there."""
+    moves = config.model.ref_sync_steps > 0
+    if moves or config.loss.loss_type in TOKEN_LOSSES or ref_is_adapter(config.model, has_adapter=has_adapter):
+        return False
+    return config.model.ref_mode in ("auto", "cached")
 
 
 def eval_sets(config: DataConfig) -> dict[str, str]:

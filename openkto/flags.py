@@ -23,11 +23,12 @@ from openkto.config import SECTIONS, Option, RunConfig, default_text, from_flat,
 from openkto.errors import ConfigError
 from openkto.values import Given, Raw, convert, convert_one, is_list, kind_of, rule
 
-Command = Literal["train", "evaluate", "merge_lora", "convert_checkpoint"]
+Command = Literal["train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
 
 # What must be given.
 REQUIRED: dict[Command, tuple[str, ...]] = {
     "train": ("pretrain", "dataset"),
+    "precompute_reference": ("pretrain", "dataset"),
     "evaluate": ("pretrain", "eval_dataset"),
     "merge_lora": ("pretrain", "save_path"),
     "convert_checkpoint": ("load_checkpoint", "pretrain", "save_path"),
@@ -61,7 +62,7 @@ TRAIN_ONLY = (
     {item.name for name in ("lora", "optim", "train", "checkpoint") for item in dataclasses.fields(SECTIONS[name])}
     - {"load_in_4bit", "micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
     | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
-    | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
+    | {"gradient_checkpointing_use_reentrant", "ref_cache_dir", "adam_offload", "grad_accum_dtype", "overlap_comm"}
     | {"ref_sync_steps", "ref_sync_alpha"}
 )
 
@@ -165,6 +166,8 @@ def _parser(command: Command) -> ArgumentParser:
         f"{' '.join(f'[--{name} {USAGE[name]}]' for name in REQUIRED[command])} [--flag value ...]",
         description={
             "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
+            "precompute_reference": "Compute what a training run asks of its reference, so that --ref_mode cached "
+            "finds it done. Takes the run's own flags.",
             "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
             "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
             "convert_checkpoint": "Write the model, or adapter, of a checkpoint (--load_checkpoint) to --save_path. "
@@ -211,7 +214,7 @@ def _offered(command: Command) -> set[str]:
     if command in ALL_OF:
         return ALL_OF[command]
     names = settings().keys() | {item.name for item in dataclasses.fields(RunOptions) if item.metadata}
-    return names - ({"output"} if command == "train" else TRAIN_ONLY)
+    return names - ({"output"} if command in ("train", "precompute_reference") else TRAIN_ONLY)
 
 
 def _check_names(argv: list[str], command: Command) -> None:

@@ -48,8 +48,8 @@ def test_the_library_example_trains_evaluates_and_saves(tmp_path, monkeypatch):
 
 
 def written_commands():
-    """Return the words of each openkto command in the shell blocks of README and docs/lora.md, with its launcher."""
-    text = "".join(path.read_text() for path in (DOCS.parent / "README.md", DOCS / "lora.md"))
+    """Return the words of each openkto command in the shell blocks of README and docs, with its launcher."""
+    text = "".join(path.read_text() for path in (DOCS.parent / "README.md", DOCS / "lora.md", DOCS / "reference.md"))
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [shlex.split(line) for line in lines if line.split()[:1] in (["openkto"], ["deepspeed"], ["torchrun"])]
@@ -64,10 +64,10 @@ def test_the_written_commands_are_understood(words, tmp_path, monkeypatch):
     shutil.copytree(tmp_path / "path/or/name", tmp_path / "out")
     (tmp_path / "out/run.yaml").write_text("pretrain: out\ndataset: [rows.jsonl]\n")
     monkeypatch.chdir(tmp_path)
-    command = next((name for name in COMMANDS if name in words), "train")
+    command = next((name for name in COMMANDS if {name, f"cli/{name}.py"} & set(words)), "train")
     if command == "merge_lora":
         (tmp_path / "out/adapter_config.json").touch()
-    start = 1 + max(words.index(w) for w in (command, "cli/train_kto.py") if w in words)
+    start = 1 + max(words.index(w) for w in (command, "cli/train_kto.py", f"cli/{command}.py") if w in words)
     config, _ = parse(words[start:], command)
     assert Path(config.model.pretrain).is_dir()
 

@@ -48,8 +48,8 @@ def test_the_flags_of_openrlhf_and_peft_are_read():
             "--lora_dropout: must be a number of at least 0 and below 1; got '1'. Correct it, or leave it out.",
         ),
         (
-            "--ref_mode cached",
-            "--ref_mode: must be one of auto, model or adapter; got 'cached'. Correct it, or leave it out.",
+            "--ref_mode none",
+            "--ref_mode: must be one of auto, model, adapter or cached; got 'none'. Correct it, or leave it out.",
         ),
         (
             "--ref_mode adapter",

@@ -19,10 +19,11 @@ from openkto.trainer.run_state import check_same_run
 
 log = logging.getLogger(__name__)
 
-# Settings, beside those that the trainer itself knows, with which a resumed run would be another one.
+# Settings, beside those that the trainer itself knows, with which a resumed run would be another one. Not --ref_mode:
+# all modes give the numbers of the reference's files, which are compared.
 SAME_SETTINGS = (
     *("learning_rate", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "l2", "adam_betas"),
-    *("param_dtype", "grad_accum_dtype", "max_len", "truncation", "ref_mode"),
+    *("param_dtype", "grad_accum_dtype", "max_len", "truncation"),
     *(item.name for item in dataclasses.fields(LoraConfig)),
 )
 ADAM_BYTES = 12  # a parameter's float32 master copy and two moments

@@ -62,6 +62,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         training_set,
         weights_of_classes,
     )
+    from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, make_checkpoints
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
@@ -97,18 +98,22 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     identity = identity_of_command(config, strategy, rows, models)
     if is_done(config, checkpoints, identity):
         return
+    loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)
+    cached = cached_reference(config, strategy, [loader, *eval_loaders.values()], identity, models[1], watchdog)
     watchdog.phase("loading the models")
     with strategy.model_loading():
         actor = load_actor(config, models[0], strategy.load_dtype, trains=True)
         is_own_reference = ref_is_adapter(config.model, has_adapter=actor.has_adapter)
-        ref_actor = None if is_own_reference else load_actor(config, models[1], strategy.load_dtype, trains=False)
+        needs_model = cached is None and not is_own_reference
+        ref_actor = load_actor(config, models[1], strategy.load_dtype, trains=False) if needs_model else None
     watchdog.phase("preparing the models")
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
     running = {"export_dtype": dtype, "checkpoints": checkpoints, "stop": stop, "watchdog": watchdog}
-    trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor), rows, eval_rows, **running)
+    trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor or cached), loader, eval_loaders, **running)
     if actor.has_adapter:
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
-        log.info("the reference is %s", "the policy as it starts" if ref_actor is None else models[1])
+    own = "the policy as it starts" if is_own_reference else models[1]
+    log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
     if config.checkpoint.save_hf_ckpt or checkpoints.with_engine:
@@ -172,37 +177,44 @@ def check_data(config: RunConfig, options: RunOptions, models: tuple[str, str], 
     log.info("the configuration and the data are in order")
 
 
-def make_trainer(
-    config: RunConfig,
-    strategy: Any,
-    tokenizer: Any,
-    actors: tuple[Any, Any],
-    rows: Any,
-    eval_rows: dict[str, Any],
-    **running: Any,
-) -> Any:
-    """Return the `KTOTrainer` over (policy, reference or None), its loaders, optimizer and schedule, ready to fit.
-
-    Args:
-        running: what `KTOTrainer` takes beside settings: checkpoints, stop, watchdog, export_dtype.
-    """
+def make_loaders(config: RunConfig, strategy: Any, rows: Any, eval_rows: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the loader of the training rows, and those of the evaluation sets by name."""
     from openkto.data.loader import KTODataLoader
-    from openkto.trainer import KTOTrainer
-    from openkto.trainer.schedule import create_scheduler
 
-    train, loss, optim = config.train, config.loss, config.optim
+    train = config.train
     shares = {
         "micro_train_batch_size": train.micro_train_batch_size,
         "max_tokens_per_micro_batch": train.max_tokens_per_micro_batch,
         "rank": strategy.rank,
         "world_size": strategy.world_size,
-        "needs_mismatched": loss.loss_type in LOSSES_WITH_Z_REF,
+        "needs_mismatched": config.loss.loss_type in LOSSES_WITH_Z_REF,
     }
     loader = KTODataLoader(rows, train.train_batch_size, seed=train.seed, **shares)
-    eval_loaders = {name: KTODataLoader(found, None, **shares) for name, found in eval_rows.items()}
-    optimizer = strategy.create_optimizer(
-        actors[0], lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2
-    )
+    return loader, {name: KTODataLoader(found, None, **shares) for name, found in eval_rows.items()}
+
+
+def make_trainer(
+    config: RunConfig,
+    strategy: Any,
+    tokenizer: Any,
+    models: tuple[Any, Any],
+    loader: Any,
+    eval_loaders: dict[str, Any],
+    **running: Any,
+) -> Any:
+    """Return the `KTOTrainer` with its optimizer and schedule, ready to fit.
+
+    Args:
+        models: the policy's `Actor`; the reference's, a `CachedReference`, or None where the policy is its own.
+        running: what `KTOTrainer` takes beside settings: checkpoints, stop, watchdog, export_dtype.
+    """
+    from openkto.trainer import KTOTrainer
+    from openkto.trainer.reference import CachedReference
+    from openkto.trainer.schedule import create_scheduler
+
+    train, loss, optim = config.train, config.loss, config.optim
+    actor, reference = models
+    optimizer = strategy.create_optimizer(actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2)
     scheduler = create_scheduler(
         optimizer,
         optim.lr_scheduler,
@@ -210,10 +222,13 @@ def make_trainer(
         warmup_ratio=optim.lr_warmup_ratio,
         min_lr_ratio=optim.min_lr_ratio,
     )
-    (engine, optimizer, scheduler), ref_model = strategy.prepare((actors[0], optimizer, scheduler), actors[1])
+    is_cached = isinstance(reference, CachedReference)
+    (engine, optimizer, scheduler), ref_model = strategy.prepare(
+        (actor, optimizer, scheduler), None if is_cached else reference
+    )
     return KTOTrainer(
         model=engine,
-        ref_model=ref_model,
+        ref_model=reference if is_cached else ref_model,
         tokenizer=tokenizer,
         strategy=strategy,
         optim=optimizer,

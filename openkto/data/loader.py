@@ -162,11 +162,13 @@ class KTODataLoader:
             )
         return self.epoch * len(self) + self.first_batch
 
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the order of an epoch's rows, as positions in the data set."""
+        return epoch_order(self.num_rows, self.seed, epoch) if self.shuffle else np.arange(self.num_rows)
+
     def __iter__(self) -> Iterator[RankBatch]:
         """Yield the rest of the current epoch's batches, then stand at the start of the next epoch."""
-        order = np.arange(self.num_rows)
-        if self.shuffle:
-            order = epoch_order(self.num_rows, self.seed, self.epoch)
+        order = self.order(self.epoch)
         for b in range(self.first_batch, len(self)):
             yield self._batch(order[self.bounds[b] : self.bounds[b + 1]])
         self.epoch, self.first_batch = self.epoch + 1, 0

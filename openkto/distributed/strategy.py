@@ -4,6 +4,7 @@ Shapes:  L = rows on this rank, N = rows on all ranks.
 """
 
 import contextlib
+import gc
 import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -180,6 +181,24 @@ class DeepspeedStrategy:
         )
         engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
         return engine
+
+    @contextlib.contextmanager
+    def passing_model(self, model: nn.Module) -> Iterator[Any]:
+        """Give `prepare_frozen(model)`, and take the memory of its parameters back afterwards."""
+        prepared = self.prepare_frozen(model)
+        try:
+            yield prepared
+        finally:
+            if prepared is not model:
+                prepared.destroy()
+            for tensor in [*model.parameters(), *model.buffers()]:
+                # Whoever still holds the module, such as DeepSpeed's hooks, holds nothing of size.
+                tensor.data = tensor.data.new_empty(0)
+                if hasattr(tensor, "ds_tensor"):
+                    tensor.ds_tensor.data = tensor.ds_tensor.data.new_empty(0)
+            del prepared, model
+            gc.collect()
+            deepspeed.accelerator.get_accelerator().empty_cache()
 
     @contextlib.contextmanager
     def reference_forward(self, ref_model: nn.Module) -> Iterator[None]:

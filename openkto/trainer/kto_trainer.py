@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -66,7 +66,8 @@ class KTOTrainer:
 
     Args:
         model: the policy's engine, from `strategy.prepare`.
-        ref_model: the frozen reference, from there too; None where the policy has an adapter, which is off then.
+        ref_model: the frozen reference, from there too, or a `CachedReference`; None where the policy has an adapter,
+            which is off then.
         tokenizer: the model's tokenizer, saved with it.
         strategy: see `TrainingStrategy`.
         optim: the optimizer that was given to `strategy.prepare`.
@@ -158,10 +159,11 @@ class KTOTrainer:
         self.max_epochs = max_epochs
         self.run = RunState()
         self.ref_sync_steps, self.ref_sync_alpha = ref_sync_steps, ref_sync_alpha
-        if ref_sync_steps > 0 and (ref_model is None or not is_alike(ref_model, model)):
+        if ref_sync_steps > 0 and not (isinstance(ref_model, nn.Module) and is_alike(ref_model, model)):
+            got = "one with others" if isinstance(ref_model, nn.Module) else "none"
             raise ConfigError(
                 "--ref_sync_steps: the reference must be a model of its own with the policy's parameters; got "
-                f"{'none' if ref_model is None else 'one with others'}. Take another reference, or leave it out."
+                f"{got}. Take another reference, or leave it out."
             )
         self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
         self.export_dtype = export_dtype or model.module.model.dtype

@@ -1,4 +1,4 @@
-"""Where the reference's log-probabilities come from: a frozen model of its own, or the policy as it started."""
+"""Where the reference's log-probabilities come from: a frozen model, the policy as it started, or a cache."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from openkto.data.loader import MicroBatch
+from openkto.data.log_prob_files import Values
+from openkto.data.pairs import batch_keys
 from openkto.errors import ConfigError
-from openkto.trainer.forwards import Reference, Strategy, forward_all
+from openkto.trainer.forwards import Reference, Strategy, forward_all, is_real
 
 
 class HasStart(Protocol):
@@ -57,12 +59,42 @@ class AdapterReference:
             return forward_all(self.model, micro_batches, self.strategy.device, between, with_tokens=with_tokens)
 
 
+class CachedReference:
+    """Log-probabilities that were computed before; see `openkto/trainer/reference_cache.py`. No model, no forward.
+
+    Args:
+        values: the sum over a row's scored tokens, by its `batch_keys`.
+        device: the policy's.
+    """
+
+    def __init__(self, values: Values, device: torch.device) -> None:
+        self.values, self.device = values, device
+
+    def log_probs(
+        self, micro_batches: list[MicroBatch], between: Callable[[], None], *, with_tokens: bool = False
+    ) -> list[Tensor]:
+        """See `Reference`."""
+        assert not with_tokens, "a cache has no values by token, and a loss that asks for them is refused with it"
+        return [self._look_up(micro_batch).to(self.device) for micro_batch in micro_batches]
+
+    def _look_up(self, micro_batch: MicroBatch) -> Tensor:
+        keys, real = batch_keys(micro_batch), is_real(micro_batch).tolist()
+        lacking = [
+            row for row, k, r in zip(micro_batch["row"].tolist(), keys, real, strict=True) if r and k not in self.values
+        ]
+        assert not lacking, f"a run's pairs are all computed before it starts; none of row {lacking[0]}"
+        found = [self.values[key] if is_data else 0.0 for key, is_data in zip(keys, real, strict=True)]
+        return torch.tensor(found, dtype=torch.float64)
+
+
 def make_reference(model: Any, actor: HasStart, ref_model: Any, strategy: Strategy) -> Reference:
-    """Return the reference: `ref_model`, or the policy's own start where that is None.
+    """Return the reference: `ref_model`, a model or a `CachedReference`; the policy's own start where that is None.
 
     Raises:
         ConfigError: there is no model, and the policy has no adapter to switch off.
     """
+    if isinstance(ref_model, CachedReference):
+        return ref_model
     if ref_model is not None:
         return ModelReference(ref_model, strategy)
     if not actor.has_adapter:

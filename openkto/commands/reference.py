@@ -1,0 +1,93 @@
+"""What a training command does about its reference before it loads the policy: use the cache of it, or fill it."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from openkto.commands.train import load_actor
+from openkto.config import RunConfig, may_be_cached, trains_adapter
+from openkto.data.cache import default_cache_dir
+from openkto.data.loader import KTODataLoader
+from openkto.errors import ConfigError
+from openkto.models.loading import choose_attention
+from openkto.trainer.reference import CachedReference
+from openkto.trainer.reference_cache import ReferenceCache
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1  # to be raised whenever the same pair of the same model gets another key or value
+
+
+def cached_reference(
+    config: RunConfig,
+    strategy: Any,
+    loaders: list[KTODataLoader],
+    identity: dict[str, Any],
+    model: str,
+    watchdog: Any,
+) -> CachedReference | None:
+    """Return the cached reference, filled and checked, or nothing where the run takes another; all ranks must call it.
+
+    The reference model is in memory inside alone.
+
+    Args:
+        loaders: of the training rows, then of each evaluation set.
+        identity: from `identity_of_command`.
+        model: the reference's name.
+
+    Raises:
+        ConfigError: the cache cannot be read or written, or its values are not this model's. With --ref_mode auto that
+            is a warning, and another reference is taken.
+        TrainingError: a log-probability is not finite.
+    """
+    if not may_be_cached(config, has_adapter=trains_adapter(config)):
+        return None
+    try:
+        cache = open_cache(config, strategy, loaders, identity)
+        is_asked_for = config.model.ref_mode == "cached"
+        if not (cache.values or is_asked_for):
+            return None
+        cache.look_up()
+        if cache.num_missing and not is_asked_for:
+            log.info("reference: %d of %d pairs are not in %s", cache.num_missing, cache.num_needed, cache.folder)
+            return None
+        fill_and_check(cache, config, strategy, model, watchdog)
+    except ConfigError as error:
+        if config.model.ref_mode != "auto":
+            raise
+        log.warning("warning: the reference's cache is not used: %s", error)
+        return None
+    return cache.reference()
+
+
+def open_cache(
+    config: RunConfig, strategy: Any, loaders: list[KTODataLoader], identity: dict[str, Any]
+) -> ReferenceCache:
+    """Return the cache of this run's reference, in a folder of everything beside tokens that its values depend on."""
+    about = {
+        "format": FORMAT_VERSION,
+        "model files": identity["the files of the reference"],
+        "param_dtype": strategy.precision,
+        "dtype of the parameters": str(strategy.load_dtype).removeprefix("torch."),
+        "load_in_4bit": config.lora.load_in_4bit,
+        "attention": choose_attention(config.model.attn_implementation, strategy.load_dtype) or "auto",
+        "device": strategy.device.type,
+    }
+    root = config.model.ref_cache_dir
+    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    folder = (default_cache_dir() / "ref" if root is None else Path(root).expanduser()) / name
+    total_steps = config.train.max_steps or config.train.max_epochs * len(loaders[0])
+    return ReferenceCache(folder, about, strategy, loaders, total_steps)
+
+
+def fill_and_check(cache: ReferenceCache, config: RunConfig, strategy: Any, model: str, watchdog: Any) -> None:
+    """Load the reference, compare what is cached with it, compute what is missing, and let go of it again."""
+    watchdog.phase("loading the reference")
+    with strategy.model_loading():
+        actor = load_actor(config, model, strategy.load_dtype, trains=False)
+    with strategy.passing_model(actor) as prepared:
+        watchdog.phase("filling the reference's cache")
+        cache.check(prepared, watchdog.beat)
+        cache.fill(prepared, watchdog.beat)

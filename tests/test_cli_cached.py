@@ -1,0 +1,244 @@
+"""The train command with a cached reference: the numbers of a model beside the policy, and none in memory."""
+
+import json
+import os
+import re
+import shutil
+import signal
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import safetensors.torch
+import torch
+
+from openkto.commands import precompute_reference, train
+from openkto.models import Actor
+from openkto.trainer import reference_cache
+from tests.ranks import run_ranks
+from tests.test_cli import flags, lines, place, run_to_status  # noqa: F401 (place is a fixture)
+
+NAMES = ("loss", "kl", "kl_unclamped", "grad_norm", "rewards/chosen", "rewards/rejected", "logps/chosen")
+
+
+def assert_same_metrics(expected, got):
+    for kind in ("train", "eval"):
+        a, b = lines(expected, kind), lines(got, kind)
+        assert len(a) == len(b) > 0
+        for line, other in zip(a, b, strict=True):
+            assert line.keys() == other.keys()
+            for name in set(NAMES) & line.keys():
+                assert other[name] == pytest.approx(line[name], rel=1e-5, abs=2e-5), name
+
+
+def parts(place):  # noqa: F811
+    return sorted((place / "cache/ref").glob("*/part-*.parquet"))
+
+
+def told(argv, world_size, place):  # noqa: F811
+    """Run a training command that must succeed; return what its first rank said."""
+    (code, said), *_ = run_ranks(run_to_status, world_size, place, argv)
+    assert code == 0, said
+    return said
+
+
+def counted(argv):
+    """Train; return the forwards of frozen models before the first step, and after it."""
+    counts, is_training, forward = [0, 0], [False], Actor.forward
+
+    def counting(self, *args, **more):
+        if any(parameter.requires_grad for parameter in self.parameters()):
+            is_training[0] = True
+        else:
+            counts[is_training[0]] += 1
+        return forward(self, *args, **more)
+
+    Actor.forward = counting
+    train.main(argv)
+    return counts
+
+
+@pytest.mark.parametrize("zero_stage", ["0", "1", "2", "3"])
+def test_three_epochs_on_two_ranks_resumed_on_one_have_the_numbers_of_a_model(place, zero_stage):  # noqa: F811
+    common = ["--max_epochs", "3", "--zero_stage", zero_stage, "--eval_at_start", "--micro_train_batch_size", "3"]
+    run_ranks(train.main, 1, place, flags(place, *common, "--ref_mode", "model", "--save_path", f"{place}/model_run"))
+    cached = flags(place, *common, "--ref_mode", "cached", "--load_checkpoint")
+    run_ranks(train.main, 2, place, [*cached, "--stop_after_steps", "4"])
+    before = parts(place)
+    (counts,) = run_ranks(counted, 1, place, cached)
+    assert parts(place) == before
+    assert counts[0] > 0  # the sample that is checked
+    assert counts[1] == 0
+    assert_same_metrics(place / "model_run", place / "out")
+    a, b = (safetensors.torch.load_file(place / run / "model.safetensors") for run in ("model_run", "out"))
+    for name, tensor in a.items():
+        torch.testing.assert_close(b[name], tensor, rtol=0, atol=1e-5)
+
+
+def rows_in(files):
+    return sum(pq.read_table(file).num_rows for file in files)
+
+
+def test_later_runs_compute_only_what_is_missing(place):  # noqa: F811
+    first = flags(place, "--ref_mode", "cached", "--log_batches")
+    run_ranks(train.main, 2, place, first)
+    one_epoch = parts(place)
+    tokens = {r["row"]: r for r in map(json.loads, (place / "out/tokens.jsonl").read_text().splitlines())}
+    batches = [json.loads(line) for line in (place / "out/batches.jsonl").read_text().splitlines()]
+    pairs = {(x, y) for batch in batches for x, y in zip(batch["rows"], batch["kl_rows"], strict=True)}
+    texts = {(*tokens[x]["prompt_ids"], *tokens[y]["completion_ids"]) for x, y in pairs | {(x, x) for x, _ in pairs}}
+    # And seven rows to evaluate on with seven mismatched pairs, one of which has the text of a row.
+    assert rows_in(one_epoch) == len(texts) + 13
+
+    other = ["--beta", "0.5", "--learning_rate", "1e-4", "--micro_train_batch_size", "2", "--zero_stage", "3"]
+    (counts,) = run_ranks(counted, 1, place, flags(place, "--ref_mode", "cached", *other))
+    # 32 of the training set's pairs at the most and all 14 of the other's, two at a time; nothing while training.
+    assert counts == [32 // 2 + 14 // 2, 0]
+    assert parts(place) == one_epoch
+
+    for more in (["--max_epochs", "2"], ["--seed", "7"]):
+        before = rows_in(parts(place))
+        said = told(flags(place, "--ref_mode", "cached", *more), 1, place)
+        assert 0 < rows_in(parts(place)) - before <= 20, "mismatched pairs of one more epoch alone"
+        assert "cached values checked: at most" in said
+    # Shorter: what is not cut is there already, what is cut is computed.
+    before = rows_in(parts(place))
+    run_ranks(train.main, 1, place, flags(place, "--ref_mode", "cached", "--max_len", "40"))
+    assert 0 < rows_in(parts(place)) - before < len(texts) + 13
+
+
+def killed_filling(argv, forwards):
+    """Be killed by the operating system in the middle of filling, with a part on the disk for each micro-batch."""
+    reference_cache.SECONDS_A_PART, reference_cache.MICRO_BATCHES_A_TURN = 0.0, 1
+    forward, done = reference_cache._forward, [0]
+
+    def mortal(*args):
+        done[0] += 1
+        if done[0] > forwards:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return forward(*args)
+
+    reference_cache._forward = mortal
+    train.main(argv)
+
+
+def test_a_killed_filling_goes_on_and_a_damaged_part_is_computed_again(place):  # noqa: F811
+    argv = flags(place, "--ref_mode", "cached", "--micro_train_batch_size", "4")
+    whole = told([*argv, "--ref_cache_dir", f"{place}/other"], 1, place)
+    expected = lines(place / "out", "train")
+    total = rows_in((place / "other").glob("*/part-*.parquet"))
+    # Some of the run's pairs have the same tokens: they are computed once.
+    computed, needed = map(int, re.search(r"reference: computing (\d+) of (\d+) pairs", whole).groups())
+    assert total == computed < needed
+    with pytest.raises(AssertionError, match="a rank failed"):
+        run_ranks(killed_filling, 2, place, argv, 3)
+    kept = parts(place)
+    # The 35 pairs of the training rows go in five waves of two micro-batches with seven pairs.
+    assert [rows_in([part]) for part in kept] == [7, 7, 7]
+    debris = kept[0].with_name(".part-0.tmp")
+    debris.write_bytes(b"half")
+
+    content = bytearray(kept[1].read_bytes())
+    content[len(content) // 2] ^= 1
+    kept[1].write_bytes(content)
+    kept[2].write_bytes(kept[2].read_bytes()[:-1])
+    said = told(argv, 2, place)
+    assert said.count("is damaged and was removed; what it held is computed again.") == 2
+    assert f"reference: computing {total - 7} of {needed} pairs" in said
+    assert rows_in(parts(place)) == total
+    for line, other in zip(lines(place / "out", "train"), expected, strict=True):
+        assert other["loss"] == pytest.approx(line["loss"], rel=1e-6)
+
+
+def rewrite(file, change):
+    """Put other values into a part, under the name that its new content has."""
+    table = pq.read_table(file)
+    values = dict(zip(table["key"].to_pylist(), change(table["log_prob"].to_numpy()).tolist(), strict=True))
+    reference_cache.write_part(file.parent, {}, values)
+    file.unlink()
+
+
+def test_values_of_other_weights_are_never_used(place):  # noqa: F811
+    argv = flags(place, "--ref_mode", "cached")
+    run_ranks(train.main, 1, place, argv)
+    (first,) = parts(place)
+    # One flipped bit of one weight: another model, with a folder of its own.
+    path = place / "model/model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    weights["model.layers.0.self_attn.q_proj.weight"].view(torch.int32)[0, 0] ^= 1
+    safetensors.torch.save_file(weights, path, {"format": "pt"})
+    run_ranks(train.main, 1, place, argv)
+    (second,) = set(parts(place)) - {first}
+    assert rows_in([second]) == rows_in([first])
+    # The same folder with numbers that are not this model's, whole as far as a checksum can tell.
+    rewrite(second, lambda log_prob: log_prob + np.where(np.arange(len(log_prob)) % 7 == 0, 1e-2, 0.0))
+    ((code, said),) = run_ranks(run_to_status, 1, place, argv)
+    assert code == 2
+    assert f"error: --ref_cache_dir {second.parent}: its log-probabilities must be the reference model's; got " in said
+    assert "checked are off. Delete that folder, to compute them again." in said
+    said = told([*argv, "--ref_mode", "auto"], 1, place)
+    assert "warning: the reference's cache is not used: --ref_cache_dir" in said
+    assert said.count(f"the reference is {place}/model\n") == 1
+    shutil.rmtree(second.parent)
+    assert f"the reference is {place}/model, from the cache" in told(argv, 1, place)
+
+
+def test_auto_takes_a_cache_that_is_complete_alone(place):  # noqa: F811
+    argv = flags(place, "--max_epochs", "2")
+    assert f"the reference is {place}/model\n" in told(argv, 1, place)
+    assert parts(place) == []
+    run_ranks(precompute_reference.main, 2, place, argv)
+    about = json.loads((parts(place)[0].parent / "about.json").read_text())
+    assert (about["param_dtype"], about["device"]) == ("fp32", "cpu")
+    shutil.rmtree(place / "out")
+    assert f"the reference is {place}/model, from the cache" in told(argv, 2, place)
+    said = told([*argv, "--max_epochs", "3"], 2, place)
+    assert f"the reference is {place}/model\n" in said
+    assert " pairs are not in " in said
+    # With an adapter the policy is its own reference, unless a cache is asked for.
+    lora = [*argv, "--lora_rank", "4", "--zero_stage", "3"]
+    assert "the reference is the policy as it starts\n" in told(lora, 1, place)
+    own, before = lines(place / "out", "train"), parts(place)
+    said = told([*lora, "--ref_mode", "cached", "--save_path", f"{place}/cached"], 2, place)
+    assert f"the reference is {place}/model, from the cache" in said
+    assert parts(place) == before
+    for line, other in zip(own, lines(place / "cached", "train"), strict=True):
+        for name in set(NAMES) & line.keys():
+            assert other[name] == pytest.approx(line[name], rel=1e-5, abs=2e-5), name
+
+
+def test_in_bfloat16_the_noise_is_measured_and_said(place):  # noqa: F811
+    argv = flags(place, "--ref_mode", "cached", "--param_dtype", "bf16", "--zero_stage", "1")
+    run_ranks(train.main, 1, place, argv)
+    said = told([*argv, "--micro_train_batch_size", "3"], 2, place)
+    assert "cached values checked: at most " in said
+    assert " a token, from the model's in bf16" in said
+
+
+def with_a_cache_of_its_own(argv):
+    os.environ["OPENKTO_CACHE"] += os.environ["RANK"]
+    return run_to_status(argv)
+
+
+def test_a_folder_that_cannot_serve_is_one_sentence(place):  # noqa: F811
+    argv = flags(place, "--ref_mode", "cached")
+    ((code, said),) = run_ranks(run_to_status, 1, place, [*argv, "--ref_cache_dir", "/proc/nothing"])
+    assert code == 2
+    assert "error: --ref_cache_dir: must be a folder that can be read and written; got /proc/nothing/" in said
+    # Two nodes with folders of their own, one of them filled before.
+    run_ranks(with_a_cache_of_its_own, 1, place, argv)
+    (code, said), _ = run_ranks(with_a_cache_of_its_own, 2, place, argv)
+    assert code == 2
+    assert "error: --ref_cache_dir: must be a folder that all nodes share; got " in said
+    assert ", where rank 1 finds other files than rank 0. Name one that is" in said
+
+
+def test_a_reference_that_is_not_finite_is_one_sentence(place):  # noqa: F811
+    path = place / "model/model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    weights["model.norm.weight"][0] = float("nan")
+    safetensors.torch.save_file(weights, path, {"format": "pt"})
+    ((code, said),) = run_ranks(run_to_status, 1, place, flags(place, "--ref_mode", "cached"))
+    assert code == 1
+    assert "more: every log-probability must be finite in fp32; got nan or infinity. Look at the row" in said
+    assert parts(place) == []
