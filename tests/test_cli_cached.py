@@ -242,3 +242,14 @@ def test_a_reference_that_is_not_finite_is_one_sentence(place):  # noqa: F811
     assert code == 1
     assert "more: every log-probability must be finite in fp32; got nan or infinity. Look at the row" in said
     assert parts(place) == []
+
+
+def test_a_run_is_gone_on_with_in_another_mode(place):  # noqa: F811
+    argv = flags(place, "--max_epochs", "2", "--load_checkpoint")
+    run_ranks(train.main, 1, place, [*argv, "--ref_mode", "model", "--save_path", f"{place}/whole"])
+    run_ranks(train.main, 1, place, [*argv, "--ref_mode", "model", "--stop_after_steps", "2"])
+    said = told([*argv, "--ref_mode", "cached"], 1, place)
+    assert ": 2 of 6 steps are done" in said
+    assert f"the reference is {place}/model, from the cache" in said
+    a, b = lines(place / "whole", "train"), lines(place / "out", "train")
+    assert [line["loss"] for line in b] == pytest.approx([line["loss"] for line in a], rel=1e-5)
