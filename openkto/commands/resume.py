@@ -72,7 +72,7 @@ def is_done(config: RunConfig, checkpoints: Checkpoints, identity: dict[str, Any
     found = checkpoints.choose(config.checkpoint.load_checkpoint)
     if found is None:
         return False
-    saved = {name: found.state["identity"].get(name) for name in identity}
+    saved = {name: value for name, value in found.state["identity"].items() if name in identity}
     check_same_run(str(found.folder), saved, identity)
     folder = Path(config.output.save_path)
     has_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))

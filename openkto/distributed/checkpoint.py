@@ -28,6 +28,8 @@ from openkto.errors import CheckpointError, ConfigError, OpenKTOError
 log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 3
+# What a run cannot be gone on with without.
+NEEDED = ("run", "updates", "identity", "reporter", "total_steps")
 
 Arrays = dict[str, np.ndarray]
 
@@ -148,7 +150,8 @@ class Checkpoints:
         for folder in candidates:
             problem = self._first(self._try(lambda: self._check_share(folder)))  # noqa: B023 (called at once)
             if problem is None:
-                found = self._read(folder)
+                found, problem = self._read(folder)
+            if found is not None:
                 break
             problems.append(f"{folder}: is not complete: {problem}.")
             if self.strategy.rank == 0:
@@ -174,15 +177,24 @@ class Checkpoints:
         """Compare this rank's share of the files with the manifest."""
         manifest = layout.read_manifest(folder)
         mine = sorted(manifest.files)[self.strategy.rank :: self.strategy.world_size]
-        problem = layout.problem_with(folder, {name: manifest.files[name] for name in mine})
+        problem = layout.problem_with_names(folder, manifest.files)
+        problem = problem or layout.problem_with(folder, {name: manifest.files[name] for name in mine})
         if problem is not None:
             raise CheckpointError(problem)
 
-    def _read(self, folder: Path) -> Found:
-        state = None
+    def _read(self, folder: Path) -> tuple[Found | None, str | None]:
+        """Return the checkpoint with its state, or why it has none."""
+        state, problem = None, None
         if self.strategy.rank == 0:
-            state = json.loads((folder / layout.STATE).read_text(encoding="utf-8"))
-        return Found(folder, self.strategy.gather_objects(state)[0])
+            try:
+                state = json.loads((folder / layout.STATE).read_text(encoding="utf-8"))
+                lacking = [name for name in NEEDED if name not in state]
+                problem = f"{layout.STATE} lacks {lacking[0]}" if lacking else None
+            except (OSError, ValueError, TypeError) as error:
+                problem = f"{layout.STATE} cannot be read ({error})"
+        problem = self._first(problem)
+        state = self.strategy.gather_objects(state)[0]
+        return (Found(folder, state), None) if problem is None else (None, problem)
 
     def load(self, engine: Any, found: Found, moving_reference: nn.Module | None = None) -> Arrays:
         """Put a checkpoint into an engine of any ZeRO stage on any number of ranks; return its arrays.
@@ -231,7 +243,7 @@ class Checkpoints:
         """Write a step's checkpoint; return whether it is complete. All ranks must call it.
 
         Args:
-            state: what JSON holds; `updates` must be in it.
+            state: what JSON holds; `NEEDED` must be in it to be resumed.
             arrays: what is larger.
             moving_reference: a reference whose weights are not those of `--ref_pretrain` any more.
             write_copy: writes the model as a Hugging Face folder; every rank calls it.

@@ -87,13 +87,26 @@ def problem_with(folder: Path, files: dict[str, FileRecord]) -> str | None:
                 return f"{name} has {path.stat().st_size} bytes of {record.size}"
             if hash_file(path) != record.sha256:
                 return f"{name} is not what was written"
-            if name.endswith(".pt") and (names := unexpected_globals(path)):
-                return f"{name} holds {names[0]}, which could run code"
         except OSError as error:
             return f"{name}: {error.strerror}"
-        except RuntimeError as error:  # of torch, for a file that is no archive
-            return f"{name}: {error}"
+        if name.endswith(".pt") and (reason := _reason_not_to_read(path)):
+            return f"{name} {reason}"
     return None
+
+
+def _reason_not_to_read(path: Path) -> str | None:
+    try:
+        names = unexpected_globals(path)
+    except Exception:  # whatever reading something else as an archive or a pickle leads to
+        return "is no file of a checkpoint"
+    return f"holds {names[0]}, which could run code" if names else None
+
+
+def problem_with_names(folder: Path, files: dict[str, FileRecord]) -> str | None:
+    """Return which file a checkpoint lacks, or has beyond those that were written, or None."""
+    lacking = [name for name in (STATE, ARRAYS) if name not in files]
+    added = [path.name for path in sorted(folder.glob("*.pt")) if path.name not in files]
+    return f"{lacking[0]} was not written" if lacking else f"{added[0]} was added" if added else None
 
 
 def _digest(content: dict[str, Any]) -> str:

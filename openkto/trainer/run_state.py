@@ -39,13 +39,15 @@ class RunState:
 def check_same_run(place: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Compare what a run is made of with what it was made of when its checkpoint was saved.
 
+    What an older version did not know to save is not compared.
+
     Raises:
         CheckpointError: naming all that differs.
     """
     differences = [
-        f"{name} was {_short(saved.get(name))} and is {_short(now.get(name))}"
-        for name in [*saved, *(name for name in now if name not in saved)]
-        if saved.get(name) != now.get(name)
+        f"{name} was {_short(saved[name])} and is {_short(now.get(name))}"
+        for name in saved
+        if saved[name] != now.get(name)
     ]
     if differences:
         raise CheckpointError(

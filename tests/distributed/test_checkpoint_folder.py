@@ -177,6 +177,23 @@ def test_what_is_written_is_what_is_recorded(tmp_path):
     assert recorder.load(str(tmp_path / "a.pt")) == {"a": [1, 2, 3]}
 
 
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x80\x04.", b"PK\x03\x04" + b"\xff" * 40])
+def test_a_file_that_cannot_be_checked_is_not_read(tmp_path, content):
+    (tmp_path / "a.pt").write_bytes(content)
+    record = FileRecord(len(content), layout.hash_file(tmp_path / "a.pt"))
+    assert layout.problem_with(tmp_path, {"a.pt": record}) == "a.pt is no file of a checkpoint"
+
+
+def test_a_checkpoint_has_the_files_that_were_written_and_no_other(tmp_path):
+    files = {"state.json": FileRecord(0, ""), "arrays.safetensors": FileRecord(0, "")}
+    assert layout.problem_with_names(tmp_path, files) is None
+    (tmp_path / "zero_pp_rank_9_mp_rank_00_optim_states.pt").touch()
+    assert layout.problem_with_names(tmp_path, files) == "zero_pp_rank_9_mp_rank_00_optim_states.pt was added"
+    assert (
+        layout.problem_with_names(tmp_path, {"state.json": FileRecord(0, "")}) == "arrays.safetensors was not written"
+    )
+
+
 class Planted:
     def __reduce__(self):
         return os.system, ("touch planted",)

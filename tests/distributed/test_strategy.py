@@ -17,6 +17,19 @@ from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
 STAGES = [0, 1, 2, 3]
 
 
+class Times:
+    """A loss, times a factor."""
+
+    def __init__(self, loss, factor) -> None:
+        self.loss, self.factor = loss, factor
+
+    def __call__(self, *args):
+        return self.factor * self.loss(*args)
+
+    def __getattr__(self, name):
+        return getattr(self.loss, name)
+
+
 def tiny_tied_llama():
     return tiny_llama(tie_word_embeddings=True)
 
@@ -103,8 +116,7 @@ def train_on_a_poisoned_row(folder, zero_stage, poison):
         rows.items[4]["prompt_ids"][0] = 5  # the one token whose embedding is not a number
     trainer, _ = make_trainer(rows, zero_stage=zero_stage, batch=6, micro=2, model=poisoned_llama)
     if poison == "gradient":
-        trainer.loss = lambda log_ratio, label, z_ref: log_ratio * float("nan")
-        trainer.loss.needs_z_ref = True
+        trainer.loss = Times(trainer.loss, float("nan"))
     before = {n: p.detach().clone() for n, p in trainer.model.module.named_parameters()} if zero_stage < 3 else {}
     with pytest.raises(TrainingError) as error:
         trainer.fit(quiet_args(folder, 1))
@@ -208,9 +220,7 @@ def fp16_run(folder, zero_stage, factor, steps):
         token_rows([True, False] * 2), zero_stage=zero_stage, batch=4, micro=2, lr=1e-3, steps=steps,
         param_dtype="fp16", schedule="linear",
     )  # fmt: skip
-    loss = trainer.loss
-    trainer.loss = lambda log_ratio, label, z_ref: factor * loss(log_ratio, label, z_ref)
-    trainer.loss.needs_z_ref, trainer.loss.beta = True, 0.1
+    trainer.loss = Times(trainer.loss, factor)
     try:
         trainer.fit(quiet_args(folder, steps))
     except TrainingError as error:

@@ -356,7 +356,7 @@ def test_where_no_checkpoint_is_complete_nothing_starts(tmp_path):
 
 
 def test_what_may_not_change_is_compared_and_listed(tmp_path):
-    train(tmp_path, "a", (1, 0, 2))
+    train(tmp_path, "a", (1, 0, 2), args={"identity": {"the model": "a"}})
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {"beta": 0.2, "batch": 7, "seed": 5})[0]
     assert kind is CheckpointError
     for difference in ("--beta was 0.1 and is 0.2", "--train_batch_size was 8 and is 7", "--seed was 1 and is 5"):
@@ -367,7 +367,12 @@ def test_what_may_not_change_is_compared_and_listed(tmp_path):
         assert f"--{name} was " in said
         assert f" and is {value}" in said
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {"identity": {"the model": "b"}}, {})[0]
-    assert "the model was not set and is b" in said
+    assert "the model was a and is b" in said
+    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {})[0]
+    assert "the model was a and is not set" in said
+    # One that an older version did not save is no difference.
+    more = {"identity": {"the model": "a", "a new setting": 1}}
+    assert run_ranks(failure_of, 1, tmp_path, tmp_path / "a", more, {})[0] is None
 
 
 def test_a_path_is_demanded(tmp_path):
