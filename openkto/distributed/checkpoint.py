@@ -213,14 +213,20 @@ class Checkpoints:
     def mark_best(self, step: int) -> None:
         """Let `best` name the checkpoint of a step that is saved already."""
         if self.strategy.rank == 0 and self.with_engine:
-            layout.point_to(self.root, "best", layout.name_of(step))
+            self._point_to("best", step)
+
+    def _point_to(self, pointer: str, step: int) -> None:
+        try:
+            layout.point_to(self.root, pointer, layout.name_of(step))
+        except OSError as error:
+            log.warning("warning: %s: could not be written (%s); nothing else is lost.", pointer, error.strerror)
 
     # ---- the end of a run -------------------------------------------------------------------------------------------
 
     def mark_finished(self, step: int) -> None:
         """Say that the run whose last checkpoint is that step's is done and its model exported."""
         if self.strategy.rank == 0 and self.with_engine and self.saved_step == step:
-            layout.point_to(self.root, "finished", layout.name_of(step))
+            self._point_to("finished", step)
 
     def is_finished(self, found: Found) -> bool:
         """Whether the run of a checkpoint was done with it, as rank 0 sees it."""

@@ -203,8 +203,11 @@ class KTOTrainer:
         reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, total_steps, run, resumed)
         with self.stop if self.owns_stop else contextlib.nullcontext():
             try:
-                if not run.is_evaluated and saver.is_best(run, self._evaluate_and_report(run, reporter, saver)):
-                    saver.save(run, reporter)
+                if not run.is_evaluated:
+                    # No time limit ends what a start begins with, or a long evaluation would never be made.
+                    results = self._evaluate_and_report(run, reporter, saver, by_signal_alone=True)
+                    if saver.is_best(run, results):
+                        saver.save(run, reporter)
                 while run.step < last_step:
                     started = time.perf_counter()
                     for batch in loader:
@@ -346,12 +349,14 @@ class KTOTrainer:
         every = eval_steps if eval_steps > 0 else len(self.train_dataloader)
         return eval_steps != 0 and (step % every == 0 or step == total_steps)
 
-    def _evaluate_and_report(self, run: RunState, reporter: Reporter, saver: RunSaver) -> dict[str, dict[str, float]]:
+    def _evaluate_and_report(
+        self, run: RunState, reporter: Reporter, saver: RunSaver, *, by_signal_alone: bool = False
+    ) -> dict[str, dict[str, float]]:
         """Evaluate; a request to stop ends that between two forwards, and it is made again when the run is resumed."""
 
         def between() -> None:
             self.watchdog.beat()
-            saver.stop_if_asked(run)
+            saver.stop_if_asked(run, by_signal_alone=by_signal_alone)
 
         self.watchdog.phase(f"evaluation at step {run.step}")
         run.is_evaluated = False

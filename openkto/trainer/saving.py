@@ -110,9 +110,10 @@ class RunSaver:
         if is_asked:
             self._raise_stop(run)
 
-    def stop_if_asked(self, run: RunState) -> None:
+    def stop_if_asked(self, run: RunState, *, by_signal_alone: bool) -> None:
         """End the run when any rank was asked to; called between the forwards of an evaluation."""
-        if self._agree(self.stop.is_due(), False)[0]:
+        is_asked = self.stop.reason is not None if by_signal_alone else self.stop.is_due()
+        if self._agree(is_asked, False)[0]:
             self._raise_stop(run)
 
     def _is_due(self, step: int) -> bool:

@@ -1,5 +1,6 @@
 """A run that is interrupted and taken up again is the run that would have been."""
 
+import contextlib
 import json
 import random
 import signal
@@ -445,6 +446,26 @@ def test_the_best_evaluation_is_saved_and_stays(tmp_path):
     root = tmp_path / "a/checkpoints"
     assert layout.pointed_to(root, "best") == f"global_step{best}"
     assert layout.checkpoints_in(root) == ["global_step6", f"global_step{best}"]
+
+
+def starts_until_done(folder):
+    """Start again and again under a time limit that is over before the first forward; return the steps made."""
+    steps = []
+    while not steps or steps[-1] < STEPS:
+        trainer, _ = prepared(0, eval_rows=token_rows([True, False] * 4, seed=9), stop=StopRequest(max_seconds=1e-9))
+        with contextlib.suppress(StopError):
+            trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True, eval_steps=2))
+        steps.append(layout.step_of(layout.checkpoints_in(Path(folder) / "checkpoints")[0]))
+        assert len(steps) < 20, steps
+        if steps[-1] == STEPS and any(line["kind"] == "summary" for line in records(Path(folder))):
+            break
+    return steps
+
+
+def test_a_time_limit_shorter_than_an_evaluation_does_not_keep_a_run_from_its_end(tmp_path):
+    steps = run_ranks(starts_until_done, 1, tmp_path, tmp_path / "a")[0]
+    assert steps[-1] == STEPS
+    assert sorted(set(steps)) == list(range(1, STEPS + 1))
 
 
 def stopped_in_best_evaluation(folder):
