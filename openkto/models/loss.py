@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openkto.config import LOSSES_WITH_Z_REF
+from openkto.config import LOSSES_WITH_Z_REF, TOKEN_LOSSES
 from openkto.models.log_probs import row_sums
 
 LossType = Literal["kto", "apo_zero_unpaired", "kto_length_normalized", "bco", "kto_humanline"]
@@ -186,7 +186,7 @@ class KTOLoss:
     @property
     def by_token(self) -> bool:
         """Whether `log_ratios` takes the log-probabilities of tokens, [K], and not their sums over rows, [B]."""
-        return self.loss_type == "kto_humanline"
+        return self.loss_type in TOKEN_LOSSES
 
     def log_ratios(self, log_prob: Tensor, ref_log_prob: Tensor, loss_mask_BT: Tensor) -> Tensor:
         """Return each row's log-ratio as this objective uses it, [B] float64, for matched and mismatched pairs alike.
