@@ -17,6 +17,7 @@ import tokenizers
 import transformers
 
 from openkto.errors import ConfigError
+from openkto.files import flush_to_disk
 
 # To be raised whenever the same data and settings give other tokens, or other columns.
 FORMAT_VERSION = 4
@@ -58,7 +59,7 @@ def cached_folder(cache_dir: Path, key: str, build: Callable[[Path], None]) -> P
     try:
         build(temporary)
         for file in temporary.iterdir():
-            _flush_to_disk(file)
+            flush_to_disk(file)
         temporary.chmod(0o755)
         try:
             temporary.rename(folder)
@@ -81,14 +82,6 @@ def _tokenizer_digest(tokenizer: Any) -> str:
         content = [type(tokenizer).__name__, tokenizer.get_vocab(), repr(tokenizer)]
     parts = [content, tokenizer.special_tokens_map, tokenizer.chat_template]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _flush_to_disk(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cannot_write(cache_dir: Path, error: OSError) -> ConfigError:

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import uuid
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from openkto.errors import ConfigError
+from openkto.files import write_flushed
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +92,7 @@ def cannot_use(folder: Path, error: OSError) -> ConfigError:
 
 def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{PREFIX}{uuid.uuid4().hex}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_flushed(temporary, content)
     temporary.rename(path)
 
 

@@ -17,6 +17,7 @@ import datasets
 
 from openkto.data.problems import data_error, shorten
 from openkto.data.readers import BATCH_ROWS, READERS, Records, read_batches
+from openkto.files import blocks
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 GLOB_CHARACTERS = set("*?[")
@@ -55,7 +56,7 @@ class Part:
             for file in files:
                 if file.is_file():
                     yield file.suffix.lower().encode()
-                    yield from _file_content(file)
+                    yield from blocks(file)
         elif self.dataset is not None:
             yield str(self.dataset._fingerprint).encode()
         else:
@@ -182,9 +183,3 @@ def _no_split(name: str, split: str, known: list[str]) -> Exception:
 
 def _first_line(error: Exception) -> str:
     return shorten(str(error).strip().split("\n")[0] or type(error).__name__, 160)
-
-
-def _file_content(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            yield block

@@ -19,8 +19,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from openkto.distributed.engine_files import FileRecord, hash_file, unexpected_globals
+from openkto.distributed.engine_files import FileRecord, unexpected_globals
 from openkto.errors import CheckpointError
+from openkto.files import flush_to_disk, hash_file, write_flushed
 
 MANIFEST, STATE, ARRAYS, REFERENCE = "manifest.json", "state.json", "arrays.safetensors", "reference.safetensors"
 SCRATCH = ".saving"
@@ -55,8 +56,8 @@ def write_manifest(folder: Path, files: dict[str, FileRecord], saved_at: float) 
     """Write the last file of a checkpoint."""
     content = {"saved_at": saved_at, "files": {name: list(record) for name, record in sorted(files.items())}}
     text = json.dumps(content | {"sha256": _digest(content)}, indent=1)
-    write_synced(folder / MANIFEST, text)
-    sync_folder(folder)
+    write_flushed(folder / MANIFEST, text.encode())
+    flush_to_disk(folder)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -125,16 +126,19 @@ def checkpoints_in(root: Path) -> list[str]:
         except CheckpointError:
             return (root / name).stat().st_mtime, step_of(name)
 
+    return sorted(_names_in(root), key=age, reverse=True)
+
+
+def _names_in(root: Path) -> list[str]:
     if not root.is_dir():
         return []
-    names = [entry.name for entry in root.iterdir() if NAME.fullmatch(entry.name) and entry.is_dir()]
-    return sorted(names, key=age, reverse=True)
+    return [entry.name for entry in root.iterdir() if NAME.fullmatch(entry.name) and entry.is_dir()]
 
 
 def next_time(root: Path) -> float:
     """Return now, or what is just later than every checkpoint that is there."""
     known = [time.time()]
-    for name in checkpoints_in(root):
+    for name in _names_in(root):
         with contextlib.suppress(CheckpointError):
             known.append(read_manifest(root / name).saved_at + 0.001)
     return max(known)
@@ -144,22 +148,21 @@ def put_in_place(written: Path, final: Path) -> None:
     """Rename a complete folder to its own name; what had the name goes only then."""
     for path in written.rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            flush_to_disk(path)
     replaced = written.with_name(f"{written.name}.replaced")
     if final.exists():
         final.rename(replaced)
     written.rename(final)
-    sync_folder(final.parent)
+    flush_to_disk(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def point_to(root: Path, pointer: str, name: str) -> None:
     """Let `latest`, `best` or `finished` name a checkpoint."""
     part = root / f"{pointer}.part"
-    write_synced(part, name)
+    write_flushed(part, name.encode())
     os.replace(part, root / pointer)
-    sync_folder(root)
+    flush_to_disk(root)
 
 
 def pointed_to(root: Path, pointer: str) -> str | None:
@@ -221,23 +224,3 @@ def folder_bytes(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += path.stat().st_size if path.is_file() else 0
     return total
-
-
-# ---- the disk -------------------------------------------------------------------------------------------------------
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a text past all caches."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Let the names in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

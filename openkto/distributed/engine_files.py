@@ -16,6 +16,8 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
+from openkto.files import flush_to_disk, hash_file
+
 # The classes that DeepSpeed's own files hold. A file with any other could run code when it is read.
 TRUSTED = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
@@ -117,8 +119,7 @@ class RecordingCheckpointEngine(CheckpointEngine):
             return
         try:
             do(path)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            flush_to_disk(path)
             self.files[path.name] = FileRecord(path.stat().st_size, hash_file(path))
         except Exception as error:
             self._note(error)
@@ -132,15 +133,6 @@ class RecordingCheckpointEngine(CheckpointEngine):
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         return True
-
-
-def hash_file(path: Path) -> str:
-    """Return a file's sha256."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def read_file(path: str | Path, map_location: Any = "cpu") -> Any:

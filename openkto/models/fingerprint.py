@@ -6,6 +6,8 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
+from openkto.files import hash_file
+
 # Weights and what shapes them; a tokenizer shows in the rows that it makes.
 PATTERNS = ("*.safetensors", "*.bin", "config.json", "adapter_config.json")
 
@@ -19,14 +21,6 @@ def model_fingerprint(name: str) -> str:
     folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, local_files_only=True))
     files = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
     with ThreadPoolExecutor(max_workers=4) as threads:  # hashing lets go of the interpreter's lock
-        digests = list(threads.map(_digest, files))
+        digests = list(threads.map(hash_file, files))
     lines = "".join(f"{path.name} {digest}\n" for path, digest in zip(files, digests, strict=True))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
