@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     actor = Actor(settings.pretrain, dtype=dtype, trust_remote_code=settings.trust_remote_code, lora=lora)
     put_in(folder, actor, read_masters(folder))
     make_folder(Path(config.output.save_path))
-    weights = gather_weights(None, actor.model, dtype, trainable_alone=actor.has_adapter)
+    weights = gather_weights(actor.model, dtype, trainable_alone=actor.has_adapter)
     actor.export(weights, load_tokenizer_of(config, settings.pretrain), config.output.save_path, dtype)
     log.info("the %s is in %s", "adapter" if actor.has_adapter else "model", config.output.save_path)
 

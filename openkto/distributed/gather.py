@@ -1,6 +1,4 @@
-"""Whole weights out of an engine, at every ZeRO stage, on rank 0's CPU."""
-
-from typing import Any
+"""Whole weights, at every ZeRO stage, on rank 0's CPU."""
 
 import deepspeed
 import torch
@@ -10,10 +8,14 @@ from torch import Tensor, nn
 from openkto.distributed.launch import is_first_rank
 
 
-def gather_weights(
-    engine: Any, module: nn.Module, dtype: torch.dtype, *, trainable_alone: bool = False
-) -> dict[str, Tensor]:
-    """Return the state dict of `module`, a part of the engine's model, in `dtype` on rank 0; {} elsewhere.
+def whole_shape(parameter: nn.Parameter) -> torch.Size:
+    """Return a parameter's own shape, also where ZeRO-3 has taken its data away."""
+    shape: torch.Size = parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape
+    return shape
+
+
+def gather_weights(module: nn.Module, dtype: torch.dtype, *, trainable_alone: bool = False) -> dict[str, Tensor]:
+    """Return the state dict of `module`, a model or a part of one in an engine, in `dtype` on rank 0; {} elsewhere.
 
     Args:
         trainable_alone: leave out what does not train, buffers too.
@@ -28,7 +30,7 @@ def gather_weights(
         if trainable_alone and not parameter.requires_grad:
             continue
         if id(parameter) not in seen:
-            seen[id(parameter)] = _whole(engine, parameter, dtype)
+            seen[id(parameter)] = whole_weight(parameter, dtype)
         weights[name] = seen[id(parameter)]
     if trainable_alone:
         return weights if is_first_rank() else {}
@@ -37,7 +39,8 @@ def gather_weights(
     return weights if is_first_rank() else {}
 
 
-def _whole(engine: Any, parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
+def whole_weight(parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    """Return a parameter in `dtype` on rank 0's CPU, nothing elsewhere; all ranks must call it."""
     if dtype == torch.float32 and parameter.dtype != torch.float32 and parameter.requires_grad:
         master = safe_get_full_fp32_param(parameter)
         if master is not None:

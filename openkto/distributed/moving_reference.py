@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from openkto.distributed.gather import whole_shape, whole_weight
 from openkto.distributed.launch import is_first_rank
 
 
@@ -32,12 +33,8 @@ def move_reference(reference: nn.Module, policy: nn.Module, alpha: float) -> Non
 
 def reference_weights(reference: nn.Module) -> dict[str, Tensor]:
     """Return the whole parameters on rank 0's CPU, {} elsewhere; all ranks must call it."""
-    weights = {}
-    for name, parameter in parameters(reference).items():
-        with _whole(parameter, modifies=False):
-            if is_first_rank():
-                weights[name] = parameter.detach().to("cpu", copy=True)
-    return weights
+    weights = {name: whole_weight(parameter, parameter.dtype) for name, parameter in parameters(reference).items()}
+    return weights if is_first_rank() else {}
 
 
 @torch.no_grad()
@@ -52,8 +49,8 @@ def load_reference(reference: nn.Module, file: Path) -> None:
 def is_alike(reference: nn.Module, policy: nn.Module) -> bool:
     """Whether two models have the same parameters, so that one can move towards the other."""
 
-    def shapes(model: nn.Module) -> dict[str, list[int]]:
-        return {name: list(p.ds_shape if hasattr(p, "ds_shape") else p.shape) for name, p in parameters(model).items()}
+    def shapes(model: nn.Module) -> dict[str, torch.Size]:
+        return {name: whole_shape(parameter) for name, parameter in parameters(model).items()}
 
     return shapes(reference) == shapes(policy)
 

@@ -26,6 +26,7 @@ from openkto.distributed.ds_config import (
     frozen_config,
     merge_user_config,
 )
+from openkto.distributed.gather import whole_shape
 from openkto.distributed.launch import start_process
 from openkto.errors import ConfigError, TrainingError
 
@@ -144,8 +145,8 @@ class DeepspeedStrategy:
         """Return AdamW over the model's trainable parameters; norms and biases (one dimension) do not decay."""
         trainable = [p for p in model.parameters() if p.requires_grad]
         groups = [
-            {"params": [p for p in trainable if _dimensions(p) > 1], "weight_decay": weight_decay},
-            {"params": [p for p in trainable if _dimensions(p) <= 1], "weight_decay": 0.0},
+            {"params": [p for p in trainable if len(whole_shape(p)) > 1], "weight_decay": weight_decay},
+            {"params": [p for p in trainable if len(whole_shape(p)) <= 1], "weight_decay": 0.0},
         ]
         return AdamW(
             [g for g in groups if g["params"]],
@@ -312,8 +313,3 @@ class DeepspeedStrategy:
     def barrier(self) -> None:
         """Wait for all ranks."""
         dist.barrier()
-
-
-def _dimensions(parameter: nn.Parameter) -> int:
-    """Return a parameter's number of dimensions, also where ZeRO-3 has taken its data away."""
-    return len(parameter.ds_shape) if hasattr(parameter, "ds_shape") else parameter.dim()

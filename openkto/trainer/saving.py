@@ -15,7 +15,7 @@ from torch import nn
 from openkto.config import HIGHER_IS_BETTER
 from openkto.data.loader import KTODataLoader
 from openkto.distributed.checkpoint import Checkpoints
-from openkto.distributed.gather import gather_weights
+from openkto.distributed.gather import gather_weights, whole_shape
 from openkto.distributed.watchdog import Watchdog
 from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError, TrainingError
 from openkto.stops import StopRequest
@@ -207,11 +207,7 @@ class RunSaver:
 
 def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> dict[str, Any]:
     """Return what model, data and schedule say a run is: what must not change on the way."""
-    shapes = [
-        (name, list(p.ds_shape if hasattr(p, "ds_shape") else p.shape))
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    ]
+    shapes = [(name, list(whole_shape(p))) for name, p in model.named_parameters() if p.requires_grad]
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]
     return {
         "--train_batch_size": loader.train_batch_size,
@@ -236,7 +232,7 @@ def save_model(
         OpenKTOError: the folder cannot be written; on every rank.
     """
     actor, failure = engine.module, None
-    weights = gather_weights(engine, actor.model, dtype, trainable_alone=actor.has_adapter)
+    weights = gather_weights(actor.model, dtype, trainable_alone=actor.has_adapter)
     if strategy.rank == 0:
         try:
             _write_model(actor, weights, tokenizer, folder, dtype, has_refuge=has_refuge)
@@ -268,8 +264,8 @@ def _write_model(
 
 
 def count(parameters: Iterable[nn.Parameter]) -> int:
-    """Return the number of weights; under ZeRO-3 a parameter's own size is that of what this rank holds of it."""
-    return sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in parameters)
+    """Return the number of weights, of all ranks together."""
+    return sum(whole_shape(parameter).numel() for parameter in parameters)
 
 
 def _under(prefix: str, name: str) -> str:

@@ -62,7 +62,7 @@ def last_grad_norm_and_weights(folder, zero_stage, max_norm, param_dtype="fp32",
     step = trainer.strategy.step
     trainer.strategy.step = lambda engine: norms.append(step(engine)) or norms[-1]
     trainer.fit(quiet_args(folder, 2))
-    weights = gather_weights(trainer.model, trainer.model.module.model, torch.float32)
+    weights = gather_weights(trainer.model.module.model, torch.float32)
     return [n.grad_norm for n in norms], weights
 
 
@@ -159,7 +159,7 @@ def bf16_run(folder, zero_stage):
         param_dtype="bf16",
     )
     trainer.fit(quiet_args(folder, 30))
-    masters = gather_weights(trainer.model, trainer.model.module.model, torch.float32)
+    masters = gather_weights(trainer.model.module.model, torch.float32)
     return masters["model.norm.weight"] if masters else None
 
 

@@ -24,7 +24,7 @@ def train(labels, folder, zero_stage=0, batch=4, micro=4, steps=5, **more):
         token_rows(labels, SEED), zero_stage=zero_stage, batch=batch, micro=micro, lr=LR, beta=BETA, steps=steps, **more
     )
     trainer.fit(quiet_args(folder, steps, log_batches=True))
-    weights = gather_weights(trainer.model, trainer.model.module.model, torch.float32)
+    weights = gather_weights(trainer.model.module.model, torch.float32)
     if strategy.rank != 0:
         return None
     return read_lines(folder / "metrics.jsonl", "train"), weights

@@ -35,7 +35,7 @@ def train(folder, loss_type, labels=MIXED, weights=ROW_WEIGHTS, zero_stage=0, ba
         steps=STEPS, **settings_of(loss_type, terms),
     )  # fmt: skip
     trainer.fit(quiet_args(folder, STEPS, log_batches=True))
-    return gather_weights(trainer.model, trainer.model.module.model, torch.float32)
+    return gather_weights(trainer.model.module.model, torch.float32)
 
 
 def lines(folder, kind="train"):
@@ -131,7 +131,7 @@ def stopped_and_resumed(folder, loss_type, stop, zero_stage):
     )  # fmt: skip
     args = quiet_args(folder, STEPS, load_checkpoint=True, stop_after_steps=stop, logging_steps=2, eval_steps=2)
     trainer.fit(args)
-    return trainer.run, gather_weights(trainer.model, trainer.model.module.model, torch.float32)
+    return trainer.run, gather_weights(trainer.model.module.model, torch.float32)
 
 
 @pytest.mark.parametrize("loss_type", ["bco", "kto_humanline"])

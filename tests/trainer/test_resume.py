@@ -41,7 +41,7 @@ def start(folder, zero_stage=0, args=None, **more):
     """Train as one start of the command does; return the weights, whole on rank 0."""
     trainer, _ = prepared(zero_stage, **more)
     trainer.fit(quiet_args(folder, STEPS, **({"load_checkpoint": True} | (args or {}))))
-    return gather_weights(trainer.model, trainer.model.module, torch.float32)
+    return gather_weights(trainer.model.module, torch.float32)
 
 
 def start_with(folder, zero_stage, args, more):
