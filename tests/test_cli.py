@@ -47,6 +47,24 @@ def numbers(line):
     return {name: value for name, value in line.items() if name not in timed}
 
 
+def mean_chosen(model, place):
+    """Return the mean log-probability of the desirable rows of eval.jsonl, by the model's own logits."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "out")
+    sums = []
+    for row in map(json.loads, (place / "eval.jsonl").read_text().splitlines()):
+        prompt, whole = (
+            tokenizer.apply_chat_template(messages, add_generation_prompt=ask, tokenize=False)
+            for messages, ask in ((row["prompt"], True), (row["prompt"] + row["completion"], False))
+        )
+        ids = torch.tensor([tokenizer(whole.rstrip("\n"), add_special_tokens=False)["input_ids"]])
+        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        with torch.no_grad():
+            tokens = model.eval()(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+        if row["label"]:
+            sums.append(float(tokens[start - 1 :].sum()))
+    return sum(sums) / len(sums)
+
+
 def test_a_run_leaves_a_model_that_transformers_loads_with_the_same_numbers(place):
     run_ranks(train.main, 2, place, flags(place, "--zero_stage", "3", "--eval_at_start"))
     out = place / "out"
@@ -62,19 +80,7 @@ def test_a_run_leaves_a_model_that_transformers_loads_with_the_same_numbers(plac
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     assert tokenizer.chat_template
     # The exported model's mean log-probability of the desirable rows is the one that the run logged.
-    sums = []
-    for row in map(json.loads, (place / "eval.jsonl").read_text().splitlines()):
-        prompt, whole = (
-            tokenizer.apply_chat_template(messages, add_generation_prompt=ask, tokenize=False)
-            for messages, ask in ((row["prompt"], True), (row["prompt"] + row["completion"], False))
-        )
-        ids = torch.tensor([tokenizer(whole.rstrip("\n"), add_special_tokens=False)["input_ids"]])
-        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        with torch.no_grad():
-            tokens = model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
-        if row["label"]:
-            sums.append(float(tokens[start - 1 :].sum()))
-    assert last["logps/chosen"] == pytest.approx(sum(sums) / len(sums), rel=1e-5)
+    assert last["logps/chosen"] == pytest.approx(mean_chosen(model, place), rel=1e-5)
 
 
 def test_the_written_run_file_starts_the_same_run_again(place):

@@ -10,7 +10,7 @@ import transformers
 
 from openkto.commands import evaluate, merge_lora, train
 from tests.ranks import run_ranks
-from tests.test_cli import flags, lines, numbers, run_to_status, status
+from tests.test_cli import flags, lines, mean_chosen, numbers, run_to_status, status
 from tests.text_rows import write_model, write_rows
 
 LORA = ("--lora_rank", "4", "--learning_rate", "5e-3")
@@ -35,24 +35,6 @@ def logits(model):
 def with_adapter(place, folder):
     base = transformers.AutoModelForCausalLM.from_pretrained(place / "model")
     return peft.PeftModel.from_pretrained(base, folder)
-
-
-def mean_chosen(model, place):
-    """Return the mean log-probability of the desirable rows of eval.jsonl, by the model's own logits."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "out")
-    sums = []
-    for row in map(json.loads, (place / "eval.jsonl").read_text().splitlines()):
-        prompt, whole = (
-            tokenizer.apply_chat_template(messages, add_generation_prompt=ask, tokenize=False)
-            for messages, ask in ((row["prompt"], True), (row["prompt"] + row["completion"], False))
-        )
-        ids = torch.tensor([tokenizer(whole.rstrip("\n"), add_special_tokens=False)["input_ids"]])
-        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        with torch.no_grad():
-            tokens = model.eval()(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
-        if row["label"]:
-            sums.append(float(tokens[start - 1 :].sum()))
-    return sum(sums) / len(sums)
 
 
 @pytest.mark.parametrize("zero_stage", ["0", "1", "2", "3"])

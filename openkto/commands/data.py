@@ -8,7 +8,8 @@ from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig,
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.loader import check_pairable
-from openkto.errors import ConfigError, DataError, OpenKTOError
+from openkto.distributed.agreement import on_some_ranks
+from openkto.errors import DataError
 from openkto.models.loading import check_fits, load_config
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,20 @@ def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPr
                 rows.pad_token_id = 0
 
 
+def read_sets(
+    config: RunConfig, strategy: Any, tokenizer: Any, models: tuple[str, str]
+) -> tuple[UnpairedPreferenceDataset, dict[str, UnpairedPreferenceDataset]]:
+    """Return the rows to train on and the sets to evaluate on, made once a node and checked; all ranks must call it.
+
+    Raises:
+        ConfigError, DataError: as `check_sets` and the sets themselves.
+    """
+    rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
+    eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
+    check_sets(config, models, [rows, *eval_rows.values()])
+    return rows, eval_rows
+
+
 def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:
     """Let the first rank of each node make what is cached, then the others find it.
 
@@ -82,26 +97,6 @@ def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:
     """
     made = on_some_ranks(strategy, make, is_mine=strategy.local_rank == 0)
     return make() if made is None else made
-
-
-def on_some_ranks(strategy: Any, do: Callable[[], T], *, is_mine: bool) -> T | None:
-    """Do something on some ranks alone, and let every rank know how it went; return what it gave here.
-
-    Raises:
-        ConfigError, DataError: on every rank, where it was raised on any.
-    """
-    given: T | None = None
-    failure: tuple[type[OpenKTOError], str] | None = None
-    if is_mine:
-        try:
-            given = do()
-        except (ConfigError, DataError) as error:
-            # Its own class may not survive the way to the other ranks.
-            failure = (DataError if isinstance(error, DataError) else ConfigError, str(error))
-    for found in strategy.gather_objects(failure):
-        if found is not None:
-            raise found[0](found[1])
-    return given
 
 
 def weights_of_classes(loss: LossConfig, dataset: UnpairedPreferenceDataset) -> tuple[float, float]:

@@ -17,24 +17,20 @@ def main(argv: list[str]) -> None:
     config, options = parse(argv, "precompute_reference")
     for line in options.warnings:
         log.warning("warning: %s", line)
-    from openkto.commands.data import check_sets, evaluation_sets, made_once_a_node, training_set
+    from openkto.commands.data import read_sets
     from openkto.commands.reference import fill_and_check, open_cache
     from openkto.commands.resume import identity_of_command
-    from openkto.commands.train import check_data, check_models, make_loaders, make_strategy, model_names
+    from openkto.commands.train import check_models, checks_alone, make_loaders, make_strategy, model_names
     from openkto.distributed.watchdog import Watchdog
 
     models = model_names(config)
     tokenizer = check_models(config, *models)
     strategy = make_strategy(config)
-    if options.check or options.preview:
-        if os.environ.get("RANK", "0") == "0":
-            check_data(config, options, models, tokenizer)
+    if checks_alone(config, options, models, tokenizer):
         return
     with Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0"))) as watchdog:
         strategy.setup_distributed()
-        rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
-        eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-        check_sets(config, models, [rows, *eval_rows.values()])
+        rows, eval_rows = read_sets(config, strategy, tokenizer, models)
         loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)
         identity = identity_of_command(config, strategy, rows, models)
         cache = open_cache(config, strategy, [loader, *eval_loaders.values()], identity)

@@ -14,6 +14,7 @@ from openkto.errors import ConfigError
 from openkto.models.loading import choose_attention
 from openkto.trainer.reference import CachedReference
 from openkto.trainer.reference_cache import ReferenceCache
+from openkto.trainer.schedule import total_steps
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ def open_cache(
     root = config.model.ref_cache_dir
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     folder = (default_cache_dir() / "ref" if root is None else Path(root).expanduser()) / name
-    total_steps = config.train.max_steps or config.train.max_epochs * len(loaders[0])
-    return ReferenceCache(folder, about, strategy, loaders, total_steps)
+    steps = total_steps(len(loaders[0]), config.train.max_epochs, config.train.max_steps)
+    return ReferenceCache(folder, about, strategy, loaders, steps)
 
 
 def fill_and_check(cache: ReferenceCache, config: RunConfig, strategy: Any, model: str, watchdog: Any) -> None:

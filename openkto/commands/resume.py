@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from openkto.commands.data import on_some_ranks
 from openkto.config import LoraConfig, RunConfig, to_flat
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.models.adapter import base_of
 from openkto.models.export import RECORDS_BYTES
@@ -27,21 +27,6 @@ SAME_SETTINGS = (
     *(item.name for item in dataclasses.fields(LoraConfig)),
 )
 ADAM_BYTES = 12  # a parameter's float32 master copy and two moments
-
-
-def make_checkpoints(config: RunConfig, strategy: Any) -> Checkpoints:
-    """Return the run's checkpoints, with their folder made."""
-    settings = config.checkpoint
-    checkpoints = Checkpoints(
-        settings.ckpt_path or os.path.join(config.output.save_path, "checkpoints"),
-        strategy,
-        max_number=settings.max_ckpt_num,
-        max_gigabytes=settings.max_ckpt_mem,
-        with_engine=not settings.disable_ds_ckpt,
-    )
-    if settings.save_hf_ckpt or not settings.disable_ds_ckpt:
-        checkpoints.make_folder()
-    return checkpoints
 
 
 def identity_of_command(
@@ -76,7 +61,7 @@ def is_done(config: RunConfig, checkpoints: Checkpoints, identity: dict[str, Any
     check_same_run(str(found.folder), saved, identity)
     folder = Path(config.output.save_path)
     has_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
-    if not (checkpoints.is_finished(found) and all(checkpoints.strategy.gather_objects(has_model)[:1])):
+    if not (checkpoints.is_finished(found) and checkpoints.strategy.gather_objects(has_model)[0]):
         return False
     step, total = found.state["run"]["step"], found.state["total_steps"]
     log.info("nothing is left to do: %d of %d steps are done, and the model is in %s", step, total, folder)

@@ -54,34 +54,25 @@ def main(argv: list[str]) -> None:
 
 def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any) -> None:
     """Go the whole way from a configuration to a saved model."""
-    from openkto.commands.data import (
-        check_sets,
-        evaluation_sets,
-        made_once_a_node,
-        on_some_ranks,
-        training_set,
-        weights_of_classes,
-    )
+    from openkto.commands.data import read_sets, weights_of_classes
     from openkto.commands.reference import cached_reference
-    from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, make_checkpoints
+    from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done
+    from openkto.distributed.agreement import on_some_ranks
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
     from openkto.trainer import FitArgs
+    from openkto.trainer.saving import open_checkpoints
 
     watchdog.phase("reading the models' configurations")
     models = model_names(config)
     tokenizer = check_models(config, *models)
     strategy = make_strategy(config)
-    if options.check or options.preview:
-        if os.environ.get("RANK", "0") == "0":
-            check_data(config, options, models, tokenizer)
+    if checks_alone(config, options, models, tokenizer):
         return
     watchdog.phase("waiting for all ranks")
     strategy.setup_distributed()
     watchdog.phase("reading the data")
-    rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
-    eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    check_sets(config, models, [rows, *eval_rows.values()])
+    rows, eval_rows = read_sets(config, strategy, tokenizer, models)
     weights = weights_of_classes(config.loss, rows)
     rate = DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
     config = with_resolved(
@@ -94,8 +85,14 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     is_first, folder = strategy.rank == 0, Path(config.output.save_path)
     on_some_ranks(strategy, lambda: make_folder(folder), is_mine=is_first)
     watchdog.phase("looking for a checkpoint")
-    checkpoints = make_checkpoints(config, strategy)
     identity = identity_of_command(config, strategy, rows, models)
+    flat = to_flat(config)
+    known = {field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}
+    args = FitArgs(**known, settings=flat, identity=identity)
+    checkpoints = open_checkpoints(args, strategy, with_engine=not config.checkpoint.disable_ds_ckpt)
+    writes_checkpoints = checkpoints.with_engine or config.checkpoint.save_hf_ckpt
+    if writes_checkpoints:
+        checkpoints.make_folder()
     if is_done(config, checkpoints, identity):
         return
     loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)
@@ -116,13 +113,11 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
     actor.check_head(HEAD_TOLERANCE[strategy.precision])
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
-    if config.checkpoint.save_hf_ckpt or checkpoints.with_engine:
+    if writes_checkpoints:
         checkpoints.check_space(checkpoint_bytes(config, trainer, strategy.zero_stage))
     on_some_ranks(strategy, lambda: write_run_file(config, folder), is_mine=is_first)
-    flat = to_flat(config)
-    known = {field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}
     try:
-        trainer.fit(FitArgs(**known, settings=flat, identity=identity))
+        trainer.fit(args)
     except StopError:
         # A launcher ends all ranks when one is gone, and the first may still be closing its trackers.
         strategy.barrier()
@@ -161,6 +156,15 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
             f"{config.output.save_path}. Name another folder."
         )
     return tokenizer
+
+
+def checks_alone(config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any) -> bool:
+    """Return whether this start is to check or to show the data and no more; the first rank has then done so."""
+    if not (options.check or options.preview):
+        return False
+    if os.environ.get("RANK", "0") == "0":
+        check_data(config, options, models, tokenizer)
+    return True
 
 
 def check_data(config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any) -> None:
@@ -210,7 +214,7 @@ def make_trainer(
     """
     from openkto.trainer import KTOTrainer
     from openkto.trainer.reference import CachedReference
-    from openkto.trainer.schedule import create_scheduler
+    from openkto.trainer.schedule import create_scheduler, total_steps
 
     train, loss, optim = config.train, config.loss, config.optim
     actor, reference = models
@@ -218,7 +222,7 @@ def make_trainer(
     scheduler = create_scheduler(
         optimizer,
         optim.lr_scheduler,
-        total_steps=train.max_steps or train.max_epochs * len(loader),
+        total_steps=total_steps(len(loader), train.max_epochs, train.max_steps),
         warmup_ratio=optim.lr_warmup_ratio,
         min_lr_ratio=optim.min_lr_ratio,
     )

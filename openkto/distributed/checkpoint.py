@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -20,6 +20,7 @@ import safetensors.torch
 from torch import nn
 
 from openkto.distributed import checkpoint_folder as layout
+from openkto.distributed.agreement import Ranks
 from openkto.distributed.engine_files import RecordingCheckpointEngine
 from openkto.distributed.moving_reference import load_reference, reference_weights
 from openkto.distributed.portable import NAMES, load_parameters, optimizer_names, read_parameters
@@ -32,15 +33,6 @@ FAILURES_IN_A_ROW = 3
 NEEDED = ("run", "updates", "identity", "reporter", "total_steps")
 
 Arrays = dict[str, np.ndarray]
-
-
-class Ranks(Protocol):
-    """What checkpoints ask of a strategy."""
-
-    rank: int
-    world_size: int
-
-    def gather_objects(self, value: Any) -> list[Any]: ...
 
 
 class Found(NamedTuple):
@@ -122,7 +114,7 @@ class Checkpoints:
             )
 
     def start_afresh(self) -> None:
-        """Let a new run begin: an earlier run's checkpoints are moved aside, what a killed one left half is deleted."""
+        """Let a new run begin: an earlier run's checkpoints are moved aside; all ranks must call it."""
         if self.strategy.rank == 0:
             place = layout.set_aside(self.root)
             if place is not None:
@@ -302,10 +294,10 @@ class Checkpoints:
             recorder.write(folder / layout.ARRAYS, lambda file: file.write(safetensors.numpy.save(arrays)))
         gathered = self.strategy.gather_objects((recorder.failure, recorder.files))
         failure = next((found for found, _ in gathered if found is not None), None)
-        if failure is not None or self.strategy.rank != 0:
-            return self._first(failure)
-        files = {name: record for _, written in gathered for name, record in written.items()}
-        return self._first(self._try(lambda: layout.write_manifest(folder, files, layout.next_time(self.root))))
+        if failure is None and self.strategy.rank == 0:
+            files = {name: record for _, written in gathered for name, record in written.items()}
+            failure = self._try(lambda: layout.write_manifest(folder, files, layout.next_time(self.root)))
+        return self._first(failure)
 
     def _commit(self, name: str, is_best: bool) -> None:
         scratch = self.root / layout.SCRATCH

@@ -7,7 +7,6 @@ Units:   nats.
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +37,8 @@ from openkto.trainer.forwards import (
 from openkto.trainer.reference import make_reference
 from openkto.trainer.reporter import Reporter, StepReport
 from openkto.trainer.run_state import RunState
-from openkto.trainer.saving import RunSaver, count, identity_of, save_model
-from openkto.trainer.schedule import learning_rates
+from openkto.trainer.saving import RunSaver, count, identity_of, open_checkpoints, save_model
+from openkto.trainer.schedule import learning_rates, total_steps
 
 
 class TrainingStrategy(Strategy, Protocol):
@@ -234,16 +233,10 @@ class KTOTrainer:
 
     def total_steps(self, max_steps: int | None) -> int:
         """Return the length of the run, in steps."""
-        return max_steps or self.max_epochs * len(self.train_dataloader)
+        return total_steps(len(self.train_dataloader), self.max_epochs, max_steps)
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
-        checkpoints = self.checkpoints or Checkpoints(
-            args.ckpt_path or Path(args.save_path) / "checkpoints",
-            self.strategy,
-            max_number=args.max_ckpt_num,
-            max_gigabytes=args.max_ckpt_mem,
-            with_engine=not self.disable_ds_ckpt,
-        )
+        checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)
         identity = self.settings | identity_of(self.model.module, self.train_dataloader, total_steps)
         return RunSaver(
             checkpoints,

@@ -6,7 +6,7 @@ Units:   nats.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,8 @@ from openkto.data.batch import IntArray
 from openkto.data.loader import KTODataLoader, MicroBatch
 from openkto.data.log_prob_files import Values, read_named, read_parts, write_part
 from openkto.data.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, plan_pairs, sequence_key
-from openkto.errors import ConfigError, OpenKTOError, TrainingError
+from openkto.distributed.agreement import on_some_ranks
+from openkto.errors import ConfigError, TrainingError
 from openkto.trainer.forwards import Strategy, is_real
 from openkto.trainer.reference import CachedReference, ModelReference
 
@@ -87,20 +88,10 @@ class ReferenceCache:
         return CachedReference(self.values, self.strategy.device)
 
     def _read(self) -> Values:
-        values: Values = {}
-        found: list[str] | OpenKTOError = []
-        if self.strategy.rank == 0:
-            try:
-                parts = read_parts(self.folder)
-                found = list(parts)
-                for part in parts.values():
-                    values |= part
-            except ConfigError as error:
-                found = error
-        names = self.strategy.gather_objects(found)[0]
-        if isinstance(names, OpenKTOError):
-            raise ConfigError(str(names))
-        own = values if self.strategy.rank == 0 else read_named(self.folder, names)
+        is_first = self.strategy.rank == 0
+        parts = on_some_ranks(self.strategy, lambda: read_parts(self.folder), is_mine=is_first)
+        names = self.strategy.gather_objects(list(parts or ()))[0]
+        own = read_named(self.folder, names) if parts is None else _together(parts.values())
         lacking = [rank for rank, lacks in enumerate(self.strategy.gather_objects(own is None)) if lacks]
         if own is None or lacking:
             raise ConfigError(
@@ -168,9 +159,7 @@ class ReferenceCache:
                 f"must be finite in {self.strategy.precision}; got nan or infinity. Look at the row, check the model's "
                 "weights, or pass --param_dtype fp32."
             )
-        new: Values = {}
-        for values, _, _ in gathered:
-            new |= values
+        new = _together(values for values, _, _ in gathered)
         self.values |= new
         return new
 
@@ -237,6 +226,10 @@ class ReferenceCache:
             columns = (batch["row"], cached_B, fresh_B.cpu(), batch["loss_mask"].sum(1))
             parts.append(torch.stack([column.double() for column in columns], dim=1)[is_real(batch)])
         return self.strategy.gather_rows(torch.cat(parts).to(self.strategy.device))
+
+
+def _together(parts: Iterable[Values]) -> Values:
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def _forward(

@@ -77,7 +77,7 @@ class Reporter:
     ) -> None:
         self.args, self.strategy = args, strategy
         self.throughput = Throughput(num_parameters, num_trainable, strategy.world_size, strategy.device)
-        self.window = MetricWindow(loss)
+        self.loss = loss
         self.reports: list[StepReport] = []
         self.num_tokens = self.same_prompt = self.same_completion = self.skipped = 0
         self.seconds_before = 0.0
@@ -171,7 +171,6 @@ class Reporter:
             self.write_window()
 
     def _pool(self, report: StepReport, seconds: float) -> None:
-        self.window.add(report.rows)
         self.reports.append(report)
         self.throughput.add(report.counts, seconds)
 
@@ -191,7 +190,8 @@ class Reporter:
         if not self.reports:
             return
         applied = [r.grad_norm for r in self.reports if r.applied]
-        values = self._position() | self.window.values()
+        window = MetricWindow(self.loss, [report.rows for report in self.reports])
+        values = self._position() | window.values()
         if applied:
             values["grad_norm"] = float(np.mean(applied))
         values["learning_rate"] = self.reports[-1].learning_rate
@@ -209,7 +209,6 @@ class Reporter:
             self.trackers.log("train", self.run.step, values)
             self.progress.update(self.run.step, values)
         self.last = values
-        self.window.batches.clear()
         self.reports.clear()
         self.throughput.reset()
 

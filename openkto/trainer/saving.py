@@ -7,6 +7,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from openkto.config import HIGHER_IS_BETTER
 from openkto.data.loader import KTODataLoader
+from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.gather import gather_weights, whole_shape
 from openkto.distributed.watchdog import Watchdog
@@ -205,6 +207,17 @@ class RunSaver:
         return is_saved
 
 
+def open_checkpoints(args: FitArgs, strategy: Any, *, with_engine: bool) -> Checkpoints:
+    """Return the run's checkpoints: under `args.ckpt_path`, or beside its records."""
+    return Checkpoints(
+        args.ckpt_path or Path(args.save_path) / "checkpoints",
+        strategy,
+        max_number=args.max_ckpt_num,
+        max_gigabytes=args.max_ckpt_mem,
+        with_engine=with_engine,
+    )
+
+
 def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> dict[str, Any]:
     """Return what model, data and schedule say a run is: what must not change on the way."""
     shapes = [(name, list(whole_shape(p))) for name, p in model.named_parameters() if p.requires_grad]
@@ -231,16 +244,13 @@ def save_model(
         TrainingError: a weight is not finite, in this dtype; on every rank.
         OpenKTOError: the folder cannot be written; on every rank.
     """
-    actor, failure = engine.module, None
+    actor = engine.module
     weights = gather_weights(actor.model, dtype, trainable_alone=actor.has_adapter)
-    if strategy.rank == 0:
-        try:
-            _write_model(actor, weights, tokenizer, folder, dtype, has_refuge=has_refuge)
-        except OpenKTOError as error:
-            failure = (TrainingError if isinstance(error, TrainingError) else OpenKTOError, str(error))
-    found = strategy.gather_objects(failure)[0]
-    if found is not None:
-        raise found[0](found[1])
+    on_some_ranks(
+        strategy,
+        lambda: _write_model(actor, weights, tokenizer, folder, dtype, has_refuge=has_refuge),
+        is_mine=strategy.rank == 0,
+    )
 
 
 def _write_model(

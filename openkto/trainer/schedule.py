@@ -43,6 +43,11 @@ def create_scheduler(
     return scheduler
 
 
+def total_steps(steps_per_epoch: int, max_epochs: int, max_steps: int | None) -> int:
+    """Return the length of a run, schedule included, in steps."""
+    return max_steps or max_epochs * steps_per_epoch
+
+
 def learning_rates(scheduler: LambdaLR, update: int) -> list[float]:
     """Return each parameter group's learning rate in that update, counted from 1."""
     return [float(base * factor(update)) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]

@@ -184,12 +184,18 @@ def test_rank_0_says_each_phase_of_start_up_until_the_first_beat(watch, caplog, 
     ]
 
 
-def test_a_long_phase_of_start_up_is_said_once_a_minute(watch, caplog, monkeypatch):
+def loading(watch, rank, caplog, monkeypatch):
+    """Return a clock and a watchdog, in a phase of start-up, that looks at it all the time."""
     monkeypatch.setattr(watchdog, "LONGEST_NAP_SECONDS", 0.01)
     caplog.set_level(logging.INFO)
     clock = Clock()
-    dog = watch(1800, rank=0, clock=clock)
+    dog = watch(1800, rank=rank, clock=clock)
     dog.phase("loading the policy")
+    return clock, dog
+
+
+def test_a_long_phase_of_start_up_is_said_once_a_minute(watch, caplog, monkeypatch):
+    clock, dog = loading(watch, 0, caplog, monkeypatch)
     caplog.clear()
     for seconds in (59, 2, 59, 30, 31):  # 59, 61, 120, 150, 181
         clock.now += seconds
@@ -206,11 +212,7 @@ def test_a_long_phase_of_start_up_is_said_once_a_minute(watch, caplog, monkeypat
 
 
 def test_the_other_ranks_say_nothing_of_start_up(watch, caplog, monkeypatch):
-    monkeypatch.setattr(watchdog, "LONGEST_NAP_SECONDS", 0.01)
-    caplog.set_level(logging.INFO)
-    clock = Clock()
-    dog = watch(1800, rank=1, clock=clock)
-    dog.phase("loading the policy")
+    clock, _ = loading(watch, 1, caplog, monkeypatch)
     clock.now += 61
     time.sleep(0.06)
     assert caplog.messages == []
