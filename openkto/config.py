@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -22,6 +22,8 @@ LR_SCHEDULERS = (
     *("constant", "constant_with_warmup", "inverse_sqrt"),
 )
 METRIC_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
+PackingChoice = Literal["auto", "on", "off"]
+PACKING: tuple[PackingChoice, ...] = ("auto", "on", "off")
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 DTYPES = ("bf16", "fp16", "fp32")
 # What --keep_best may follow, and which way is better.
@@ -104,6 +106,11 @@ class ModelConfig:
     disable_fast_tokenizer: bool = option(False, "use the tokenizer's slow implementation")
     attn_implementation: str = option(
         "auto", "attention kernel; auto is the best that is installed", choices=ATTENTION, openrlhf="flash_attention_2"
+    )
+    packing: str = option(
+        "auto",
+        "lay the rows of a micro-batch end to end, without padding; auto does where the model's attention can",
+        choices=PACKING,
     )
     param_dtype: str | None = option(
         None,
@@ -264,13 +271,19 @@ class TrainConfig:
     train_batch_size: int = option(
         128, "the global batch: one optimizer step over all GPUs", "rows", at_least=1, below=LARGE
     )
-    micro_train_batch_size: int = option(
-        8, "at most so many in a forward pass on one GPU; speed alone, never results", "rows", at_least=1, below=LARGE
+    micro_train_batch_size: int | None = option(
+        None,
+        "at most so many in a forward pass with gradient on one GPU; speed alone, never results",
+        "rows",
+        at_least=1,
+        below=LARGE,
+        default_text="8, or no limit beside --max_tokens_per_micro_batch",
     )
     max_tokens_per_micro_batch: int | None = option(
         None,
-        "at most so many in a forward pass on one GPU; speed alone, never results",
-        "tokens with padding",
+        "at most so many in a forward pass with gradient on one GPU, those of padding included where there is any; "
+        "speed and memory alone, never results",
+        "tokens",
         at_least=1,
         below=LARGE,
         default_text="no limit",

@@ -76,7 +76,6 @@ LATER: dict[str, tuple[str, tuple[bool | int | float | str, ...]]] = {
     "use_liger_kernel": ("the Liger kernel is", (False,)),
     "deepcompile": ("DeepCompile is", (False,)),
     "zpg": ("ZeRO++ is", (1,)),
-    "packing_samples": ("packing is", (False,)),
 }
 
 # What other programs, and older OpenRLHF, call a setting that has another name here.
@@ -88,6 +87,7 @@ OTHER_NAMES = {
     "model_name_or_path": "pretrain",
     "output_dir": "save_path",
     "num_train_epochs": "max_epochs",
+    "packing_samples": "packing",
     "per_device_train_batch_size": "micro_train_batch_size",
     "weight_decay": "l2",
     "max_grad_norm": "max_norm",

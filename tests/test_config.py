@@ -70,7 +70,7 @@ def test_defaults_are_those_of_the_flags_page():
         "ref_sync_alpha": 0.6,
         "local_rank": -1,
         "train_batch_size": 128,
-        "micro_train_batch_size": 8,
+        "packing": "auto",
         "max_epochs": 1,
         "seed": 42,
         "logging_steps": 1,

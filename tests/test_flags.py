@@ -169,7 +169,8 @@ SENTENCES = [
      "--attn_implementation."),
     ("--bf16", "--bf16: must be a flag of openkto train; got an unknown one. Its name here is --param_dtype."),
     ("--weight-decay 0", "--weight-decay: must be a flag of openkto train; got an unknown one. Its name here is --l2."),
-    ("--packing_samples", "--packing_samples: packing is not in this version; got true. Leave it out."),
+    ("--packing_samples",
+     "--packing_samples: must be a flag of openkto train; got an unknown one. Its name here is --packing."),
     ("--max_len 2",
      "--max_len: must be a whole number of at least 3 and below 2147483648; got '2'."
      " Correct it, or leave it out."),

@@ -55,7 +55,9 @@ def main(argv: list[str]) -> None:
     model, ref_model = strategy.prepare_frozen(actor), None
     if ref_actor is not None:
         ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
-    actor.check_head(HEAD_TOLERANCE[strategy.precision])
+    for each in (actor, ref_actor):
+        if each is not None:
+            each.check_forward(HEAD_TOLERANCE[strategy.precision])
     settings, results = config.loss, {}
     weights = float(settings.desirable_loss_weight), float(settings.undesirable_loss_weight)
     loss = KTOLoss(
@@ -77,6 +79,8 @@ def main(argv: list[str]) -> None:
             world_size=strategy.world_size,
             max_tokens_per_micro_batch=config.train.max_tokens_per_micro_batch,
             needs_mismatched=loss.needs_z_ref,
+            packed=actor.packs,
+            pin_memory=strategy.device.type == "cuda",
         )
         values = evaluate_set(model, source, strategy, loss, name, loader, between=lambda: None)
         results[name] = {"rows": len(rows), **values}

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from openkto.commands.train import load_actor
+from openkto.commands.train import HEAD_TOLERANCE, load_actor
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
 from openkto.data.loader import KTODataLoader
@@ -74,6 +74,7 @@ def open_cache(
         "dtype of the parameters": str(strategy.load_dtype).removeprefix("torch."),
         "load_in_4bit": config.lora.load_in_4bit,
         "attention": choose_attention(config.model.attn_implementation, strategy.load_dtype) or "auto",
+        "packing": config.model.packing,
         "device": strategy.device.type,
     }
     root = config.model.ref_cache_dir
@@ -89,6 +90,9 @@ def fill_and_check(cache: ReferenceCache, config: RunConfig, strategy: Any, mode
     with strategy.model_loading():
         actor = load_actor(config, model, strategy.load_dtype, trains=False)
     with strategy.passing_model(actor) as prepared:
+        actor.check_forward(HEAD_TOLERANCE[strategy.precision])
+        for loader in cache.loaders:
+            loader.packed = actor.packs
         watchdog.phase("filling the reference's cache")
         cache.check(prepared, watchdog.beat)
         cache.fill(prepared, watchdog.beat)

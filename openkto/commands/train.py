@@ -111,7 +111,9 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
     own = "the policy as it starts" if is_own_reference else models[1]
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
-    actor.check_head(HEAD_TOLERANCE[strategy.precision])
+    for each in (actor, ref_actor):
+        if each is not None:
+            each.check_forward(HEAD_TOLERANCE[strategy.precision])
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
     if writes_checkpoints:
         checkpoints.check_space(checkpoint_bytes(config, trainer, strategy.zero_stage))
@@ -192,6 +194,7 @@ def make_loaders(config: RunConfig, strategy: Any, rows: Any, eval_rows: dict[st
         "rank": strategy.rank,
         "world_size": strategy.world_size,
         "needs_mismatched": config.loss.loss_type in LOSSES_WITH_Z_REF,
+        "pin_memory": strategy.device.type == "cuda",
     }
     loader = KTODataLoader(rows, train.train_batch_size, seed=train.seed, **shares)
     return loader, {name: KTODataLoader(found, None, **shares) for name, found in eval_rows.items()}
@@ -290,6 +293,7 @@ def load_tokenizer_of(config: RunConfig, pretrain: str) -> Any:
 
 def make_strategy(config: RunConfig) -> Any:
     """Return the strategy that the configuration asks for."""
+    from openkto.data.loader import DEFAULT_ROWS
     from openkto.distributed.strategy import DeepspeedStrategy
 
     settings = config.deepspeed
@@ -297,7 +301,7 @@ def make_strategy(config: RunConfig) -> Any:
         zero_stage=settings.zero_stage,
         param_dtype=config.model.param_dtype,  # type: ignore[arg-type]  # checked by the parser
         train_batch_size=config.train.train_batch_size,
-        micro_train_batch_size=config.train.micro_train_batch_size,
+        micro_train_batch_size=config.train.micro_train_batch_size or DEFAULT_ROWS,
         max_norm=config.optim.max_norm,
         grad_accum_dtype=settings.grad_accum_dtype or "fp32",  # type: ignore[arg-type]
         adam_offload=settings.adam_offload,
@@ -317,6 +321,7 @@ def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) ->
         pretrain,
         dtype=dtype,
         attn_implementation=config.model.attn_implementation,
+        packing=config.model.packing,  # type: ignore[arg-type]  # checked by the parser
         trust_remote_code=config.model.trust_remote_code,
         gradient_checkpointing=trains and config.model.gradient_checkpointing,
         use_reentrant=trains and config.model.gradient_checkpointing_use_reentrant,

@@ -1,8 +1,8 @@
-"""Which rows make a step, who is paired with whom, and which rank runs what: pure functions of known numbers.
+"""Which rows make a step and who is paired with whom: pure functions of known numbers.
 
 Every rank calls these with the same arguments and gets the same answer, so nobody has to talk.
 
-Shapes:  N = rows in the global batch, R = ranks, n = rows in the data set.
+Shapes:  N = rows in the global batch, n = rows in the data set.
 """
 
 import numpy as np
@@ -53,42 +53,3 @@ def pair_mismatched(prompt_keys_N: IntArray) -> IntArray:
     partner_N = np.empty(n, dtype=np.int64)
     partner_N[grouped_N] = np.roll(grouped_N, int(size.max()))
     return partner_N
-
-
-def plan_micro_batches(
-    lengths_N: IntArray, num_ranks: int, max_rows: int, max_tokens: int | None = None
-) -> list[list[IntArray]]:
-    """Deal the rows of a global batch to ranks and micro-batches.
-
-    Rows of similar length run at the same time on all ranks, so padding is small and nobody waits long. Every rank
-    gets the same number of micro-batches, as ZeRO needs; some may be empty.
-
-    Args:
-        lengths_N: [N], tokens of each row after the cut.
-        num_ranks: R.
-        max_rows: rows in a micro-batch at most.
-        max_tokens: padded tokens (rows times the longest) in a micro-batch at most; a longer row stands alone.
-
-    Returns:
-        plan[m][rank], the batch positions of that rank's micro-batch m.
-    """
-    longest_first_N = np.argsort(-lengths_N, kind="stable").astype(np.int64)
-    waves = []
-    start = 0
-    while start < len(longest_first_N):
-        rows = max_rows
-        if max_tokens is not None:
-            rows = min(max_rows, max(1, max_tokens // int(lengths_N[longest_first_N[start]])))
-        waves.append(longest_first_N[start : start + rows * num_ranks])
-        start += rows * num_ranks
-    if max_tokens is None and waves:
-        waves = np.array_split(longest_first_N, len(waves))
-    plan = []
-    for m, wave in enumerate(waves):
-        # The shares that hold one row more are the last ones, whose rows are shorter; every second wave is dealt the
-        # other way round, so that no rank gets all the long ones.
-        few, extra = divmod(len(wave), num_ranks)
-        sizes = [few] * (num_ranks - extra) + [few + 1] * extra
-        shares = np.split(wave, np.cumsum(sizes)[:-1])
-        plan.append(shares if m % 2 == 0 else shares[::-1])
-    return plan

@@ -1,9 +1,12 @@
 """From tokenised rows to the micro-batches that one rank runs in one step.
 
-Shapes:  B = rows in a micro-batch, T = its longest row, N = rows in the global batch.
+Shapes:  B = rows in a micro-batch, T = its longest row, P = its tokens, K = its scored tokens, N = rows in the global
+         batch, R = ranks.
 """
 
+import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,10 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from openkto.data.batch import batch_bounds, epoch_order, pair_mismatched, plan_micro_batches
+from openkto.data.batch import IntArray, batch_bounds, epoch_order, pair_mismatched
+from openkto.data.plan import Plan, plan_micro_batches
 from openkto.errors import ConfigError, DataError
 
 MicroBatch = dict[str, Tensor]
+
+# Where neither limit is given; and by how much a micro-batch may be larger where no activations are kept for backward.
+DEFAULT_ROWS = 8
+WITHOUT_GRADIENT = 4
+DUMMY_TOKENS = 2
 
 
 class TokenRows(Protocol):
@@ -43,9 +52,10 @@ class RankBatch(NamedTuple):
     """One rank's share of a global batch, and what all ranks know of the whole.
 
     A micro-batch is right-padded and holds `input_ids`, `attention_mask`, `loss_mask` (True on the scored completion
-    tokens), each [B, T], `label` [B] (True: desirable), `weight` [B] (float64, the row's own) and `row` [B] (source row
-    numbers, -1 in a dummy). Mismatched ones carry the names with `kl_` before them. A dummy micro-batch, which keeps
-    ranks in step, scores no token.
+    tokens), each [B, T], where the last two are 1 in the flattened rows (`token_index` [P], `scored_index` [K]),
+    `label` [B] (True: desirable), `weight` [B] (float64, the row's own) and `row` [B] (source row numbers, -1 in a
+    dummy). Mismatched ones carry the names with `kl_` before them. A dummy micro-batch, which keeps ranks in step,
+    scores no token.
     """
 
     matched: list[MicroBatch]
@@ -54,6 +64,10 @@ class RankBatch(NamedTuple):
     kl_rows: NDArray[np.int64]  # [N] whose completion each was paired with; empty without mismatched pairs
     same_prompt: int  # pairs of the whole batch that share their prompt
     same_completion: int  # pairs on this rank with another prompt whose completion equals the row's own
+    matched_lines: list[int]  # [R] how many lines each rank's matched micro-batches have together, dummies too
+    matched_tokens: int  # of the whole batch, as all below
+    mismatched_tokens: int
+    slots: int  # what the forwards run: tokens and padding, matched and mismatched
 
 
 def collate(
@@ -65,8 +79,8 @@ def collate(
         rows: where each one's label, weight and row number stand.
     """
     if not sequences:
-        # Two tokens, none of them scored: enough for every layer to run, and for nothing to count.
-        sequences = [([pad_token_id], [pad_token_id], [False])]
+        # A few tokens, none of them scored: enough for every layer to run, and for nothing to count.
+        sequences = [([pad_token_id], [pad_token_id] * (DUMMY_TOKENS - 1), [False] * (DUMMY_TOKENS - 1))]
         rows = [{"label": False, "weight": 1.0, "row": -1}]
     longest = max(len(prompt) + len(completion) for prompt, completion, _ in sequences)
     input_ids_BT = np.full((len(sequences), longest), pad_token_id, dtype=np.int64)
@@ -82,6 +96,8 @@ def collate(
         "input_ids": torch.from_numpy(input_ids_BT),
         "attention_mask": torch.from_numpy(attention_mask_BT),
         "loss_mask": torch.from_numpy(loss_mask_BT),
+        "token_index": torch.from_numpy(np.flatnonzero(attention_mask_BT)),
+        "scored_index": torch.from_numpy(np.flatnonzero(loss_mask_BT)),
         "label": torch.tensor([row["label"] for row in rows], dtype=torch.bool),
         "weight": torch.tensor([row["weight"] for row in rows], dtype=torch.float64),
         "row": torch.tensor([row["row"] for row in rows], dtype=torch.int64),
@@ -98,7 +114,7 @@ def check_pairable(dataset: TokenRows) -> None:
 
 
 class KTODataLoader:
-    """Yields this rank's share of each global batch of an epoch.
+    """Yields this rank's share of each global batch of an epoch; the next one is made while a step runs.
 
     The order of rows follows from (seed, epoch), the pairing and the plan from the batch: the same on every rank and,
     but for the shares, for every number of ranks.
@@ -106,22 +122,29 @@ class KTODataLoader:
     Args:
         dataset: the tokenised rows.
         train_batch_size: rows in a global batch; None takes the whole set in file order as one batch (evaluation).
-        micro_train_batch_size: rows in a micro-batch at most.
-        max_tokens_per_micro_batch: padded tokens in a micro-batch at most.
+        micro_train_batch_size: rows in a micro-batch at most; None is 8, or no limit beside the next.
+        max_tokens_per_micro_batch: tokens in a micro-batch at most, padding among them where rows are padded. Both
+            limits are for forwards that keep activations for a backward pass; others take four times as much.
         needs_mismatched: whether to build the mismatched pairs; a loss without z_ref does without.
+        packed: whether the model lays rows end to end, so that padding costs nothing.
+        attention_length: the length at which a row's attention costs as much as all else in the model.
+        pin_memory: make batches that a GPU can fetch by itself.
     """
 
     def __init__(
         self,
         dataset: TokenRows,
         train_batch_size: int | None,
-        micro_train_batch_size: int,
+        micro_train_batch_size: int | None = None,
         *,
         rank: int = 0,
         world_size: int = 1,
         seed: int = 42,
         max_tokens_per_micro_batch: int | None = None,
         needs_mismatched: bool = True,
+        packed: bool = False,
+        attention_length: float = math.inf,
+        pin_memory: bool = False,
     ) -> None:
         if needs_mismatched:
             check_pairable(dataset)
@@ -132,8 +155,13 @@ class KTODataLoader:
         self.train_batch_size = train_batch_size
         self.shuffle = train_batch_size is not None
         self.max_rows = micro_train_batch_size
+        if micro_train_batch_size is None and max_tokens_per_micro_batch is None:
+            self.max_rows = DEFAULT_ROWS
         self.max_tokens = max_tokens_per_micro_batch
         self.needs_mismatched = needs_mismatched
+        self.packed = packed
+        self.attention_length = attention_length
+        self.pin_memory = pin_memory
         self.bounds = batch_bounds(len(dataset), train_batch_size or max(len(dataset), 1))
         self.epoch = 0
         self.first_batch = 0
@@ -169,43 +197,85 @@ class KTODataLoader:
     def __iter__(self) -> Iterator[RankBatch]:
         """Yield the rest of the current epoch's batches, then stand at the start of the next epoch."""
         order = self.order(self.epoch)
-        for b in range(self.first_batch, len(self)):
-            yield self._batch(order[self.bounds[b] : self.bounds[b + 1]])
+        parts = [order[self.bounds[b] : self.bounds[b + 1]] for b in range(self.first_batch, len(self))]
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
+            coming = [worker.submit(self._batch, part) for part in parts[:1]]
+            for part in [*parts[1:], None]:
+                ready = coming.pop()
+                batch = ready.result()
+                if part is not None:
+                    coming.append(worker.submit(self._batch, part))
+                yield batch
         self.epoch, self.first_batch = self.epoch + 1, 0
 
-    def _batch(self, index_N: NDArray[np.int64]) -> RankBatch:
+    def pair_lengths(self, prompt_index: IntArray, completion_index: IntArray) -> IntArray:
+        """Return the tokens of pairs after the cut, by whose prompt and whose completion they have."""
+        data = self.dataset
+        lengths: IntArray = data.cut_lengths(
+            data.prompt_lengths[prompt_index], data.completion_lengths[completion_index]
+        )
+        return lengths
+
+    def plan(self, lengths_N: IntArray, *, with_gradient: bool) -> Plan:
+        """Deal sequences to ranks and micro-batches under the limits; see `plan_micro_batches`."""
+        factor = 1 if with_gradient else WITHOUT_GRADIENT
+        max_rows, max_tokens = (None if limit is None else factor * limit for limit in (self.max_rows, self.max_tokens))
+        return plan_micro_batches(
+            lengths_N,
+            self.world_size,
+            max_rows,
+            max_tokens,
+            packed=self.packed,
+            attention_length=self.attention_length,
+        )
+
+    def _batch(self, index_N: IntArray) -> RankBatch:
         data = self.dataset
         rows_N = data.rows[index_N]
-        matched = [self._matched(index_N[share]) for share in self._shares(index_N, index_N)]
+        lengths_N = self.pair_lengths(index_N, index_N)
+        plan = self.plan(lengths_N, with_gradient=self.shuffle)
+        matched = [self._matched(index_N[shares[self.rank]]) for shares in plan]
+        lines = [sum(max(1, len(shares[rank])) for shares in plan) for rank in range(self.world_size)]
+        slots, tokens = self._slots(plan, lengths_N), int(lengths_N.sum())
         if not self.needs_mismatched:
-            return RankBatch(matched, [], rows_N, np.empty(0, dtype=np.int64), 0, 0)
+            return RankBatch(matched, [], rows_N, np.empty(0, dtype=np.int64), 0, 0, lines, tokens, 0, slots)
         keys_N = data.prompt_keys[index_N]
         partner_N = pair_mismatched(keys_N)
         same_prompt = int(np.sum(keys_N == keys_N[partner_N]))
+        pair_lengths_N = self.pair_lengths(index_N, index_N[partner_N])
+        plan = self.plan(pair_lengths_N, with_gradient=False)
         mismatched, same_completion = [], 0
-        for share in self._shares(index_N, index_N[partner_N]):
+        for shares in plan:
+            share = shares[self.rank]
             micro_batch, same = self._mismatched(index_N[share], index_N[partner_N][share])
             mismatched.append(micro_batch)
             same_completion += same
-        return RankBatch(matched, mismatched, rows_N, rows_N[partner_N], same_prompt, same_completion)
+        slots, others = slots + self._slots(plan, pair_lengths_N), int(pair_lengths_N.sum())
+        pairs = (rows_N[partner_N], same_prompt, same_completion)
+        return RankBatch(matched, mismatched, rows_N, *pairs, lines, tokens, others, slots)
 
-    def _shares(self, prompt_index_N: NDArray[np.int64], completion_index_N: NDArray[np.int64]) -> list[NDArray]:
-        """Return this rank's micro-batches, as positions in the batch."""
-        data = self.dataset
-        lengths_N = data.cut_lengths(data.prompt_lengths[prompt_index_N], data.completion_lengths[completion_index_N])
-        plan = plan_micro_batches(lengths_N, self.world_size, self.max_rows, self.max_tokens)
-        return [shares[self.rank] for shares in plan]
+    def _slots(self, plan: Plan, lengths_N: IntArray) -> int:
+        """Return the places for tokens that all ranks' forwards of a plan run through."""
+        shares = [lengths_N[share] for shares in plan for share in shares if len(share)]
+        dummies = DUMMY_TOKENS * (sum(map(len, plan)) - len(shares))
+        own = sum(int(share.sum()) if self.packed else len(share) * int(share.max()) for share in shares)
+        return own + dummies
 
-    def _matched(self, index: NDArray[np.int64]) -> MicroBatch:
+    def _matched(self, index: IntArray) -> MicroBatch:
         data = self.dataset
         rows = [data[int(i)] for i in index]
         sequences = [data.cut(r["prompt_ids"], r["completion_ids"], r["completion_mask"]) for r in rows]
-        return collate(sequences, rows, data.pad_token_id)
+        return self._pinned(collate(sequences, rows, data.pad_token_id))
 
-    def _mismatched(self, index: NDArray[np.int64], partner: NDArray[np.int64]) -> tuple[MicroBatch, int]:
+    def _mismatched(self, index: IntArray, partner: IntArray) -> tuple[MicroBatch, int]:
         data = self.dataset
         pairs = [(data[int(i)], data[int(j)]) for i, j in zip(index, partner, strict=True)]
         sequences = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
         same = sum(x["completion_ids"] == y["completion_ids"] and x["prompt_ids"] != y["prompt_ids"] for x, y in pairs)
-        batch = collate(sequences, [x for x, _ in pairs], data.pad_token_id)
+        batch = self._pinned(collate(sequences, [x for x, _ in pairs], data.pad_token_id))
         return {f"kl_{name}": tensor for name, tensor in batch.items()}, same
+
+    def _pinned(self, micro_batch: MicroBatch) -> MicroBatch:
+        if not self.pin_memory:
+            return micro_batch
+        return {name: tensor.pin_memory() for name, tensor in micro_batch.items()}

@@ -9,8 +9,9 @@ import hashlib
 
 import numpy as np
 
-from openkto.data.batch import IntArray, pair_mismatched, plan_micro_batches
+from openkto.data.batch import IntArray, pair_mismatched
 from openkto.data.loader import KTODataLoader, MicroBatch, TokenRows, collate
+from openkto.data.plan import Plan
 
 Sequence = tuple[list[int], list[int], list[bool]]
 
@@ -41,11 +42,9 @@ def pair_batch(data: TokenRows, pairs_B2: IntArray) -> MicroBatch:
     return collate(cut_pairs(data, pairs_B2), [data[int(i)] for i in pairs_B2[:, 0]], data.pad_token_id)
 
 
-def plan_pairs(loader: KTODataLoader, pairs_P2: IntArray) -> list[list[IntArray]]:
+def plan_pairs(loader: KTODataLoader, pairs_P2: IntArray) -> Plan:
     """Deal pairs to ranks and micro-batches under the loader's limits: plan[m][rank], positions in `pairs_P2`."""
-    data = loader.dataset
-    lengths_P = data.cut_lengths(data.prompt_lengths[pairs_P2[:, 0]], data.completion_lengths[pairs_P2[:, 1]])
-    return plan_micro_batches(lengths_P, loader.world_size, loader.max_rows, loader.max_tokens)
+    return loader.plan(loader.pair_lengths(pairs_P2[:, 0], pairs_P2[:, 1]), with_gradient=False)
 
 
 def sequence_key(prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]) -> bytes:

@@ -292,17 +292,22 @@ class DeepspeedStrategy:
         dist.all_reduce(tensor, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
         return tensor
 
-    def gather_rows(self, values_LC: Tensor) -> np.ndarray:
-        """Return every rank's rows one below the other, [N, C] float64; ranks may hold different numbers, or none."""
-        count = torch.tensor([len(values_LC)], dtype=torch.int64, device=self.device)
-        counts = [torch.empty_like(count) for _ in range(self.world_size)]
-        dist.all_gather(counts, count)
-        lengths = [int(c) for c in counts]
-        padded = torch.zeros(max(lengths), values_LC.shape[1], dtype=torch.float64, device=self.device)
+    def gather_rows(self, values_LC: Tensor, lines: list[int] | None = None) -> np.ndarray:
+        """Return every rank's rows one below the other, [N, C] float64; ranks may hold different numbers, or none.
+
+        Args:
+            lines: how many each rank holds, where that is known; else the ranks ask each other first.
+        """
+        if lines is None:
+            count = torch.tensor([len(values_LC)], dtype=torch.int64, device=self.device)
+            counts = [torch.empty_like(count) for _ in range(self.world_size)]
+            dist.all_gather(counts, count)
+            lines = [int(c) for c in counts]
+        padded = torch.zeros(max(lines), values_LC.shape[1], dtype=torch.float64, device=self.device)
         padded[: len(values_LC)] = values_LC
         parts = [torch.empty_like(padded) for _ in range(self.world_size)]
         dist.all_gather(parts, padded)
-        return torch.cat([p[:n] for p, n in zip(parts, lengths, strict=True)]).cpu().numpy()
+        return torch.cat([p[:n] for p, n in zip(parts, lines, strict=True)]).cpu().numpy()
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return every rank's (small, picklable) value, in rank order."""

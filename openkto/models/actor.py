@@ -1,9 +1,11 @@
 """The policy and the reference: a causal language model that answers with the log-probabilities of completions.
 
-Shapes:  B = rows in the micro-batch, T = its longest row, K = scored tokens, H = hidden size.
+Shapes:  B = rows in the micro-batch, T = its longest row, P = tokens of all its rows, K = scored tokens,
+         H = hidden size.
 Units:   nats.
 """
 
+import logging
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +16,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from openkto.config import LoraConfig, is_adapter_folder
+from openkto.config import LoraConfig, PackingChoice, is_adapter_folder
 from openkto.errors import ConfigError
 from openkto.models.adapter import add_lora, load_adapter, reference_weights
 from openkto.models.export import export_adapter, export_model
 from openkto.models.loading import disable_randomness, expert_counts, load_model
 from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
+from openkto.models.packing import pack, start_packing
+
+log = logging.getLogger(__name__)
 
 
 class ActorOutput(NamedTuple):
@@ -41,6 +46,7 @@ class Actor(nn.Module):
         pretrain_or_model: a folder, a Hub name, or a loaded model.
         dtype: of the parameters, when loading.
         attn_implementation: `auto` or a name that transformers knows, when loading.
+        packing: lay a micro-batch's rows end to end, without padding; `auto` does where the model's attention can.
         trust_remote_code: run the model's own Python, when loading.
         gradient_checkpointing: recompute the layers' activations in the backward pass.
         use_reentrant: torch's older kind of checkpointing.
@@ -58,6 +64,7 @@ class Actor(nn.Module):
         *,
         dtype: torch.dtype = torch.float32,
         attn_implementation: str = "auto",
+        packing: PackingChoice = "auto",
         trust_remote_code: bool = False,
         gradient_checkpointing: bool = False,
         use_reentrant: bool = False,
@@ -89,6 +96,9 @@ class Actor(nn.Module):
         )
         self.num_experts, self.experts_per_token = expert_counts(config)
         self.config_as_loaded = disable_randomness(self.model)
+        self.packing = packing
+        self.attention_without_packing = self.model.config._attn_implementation
+        self.packs = start_packing(self.model, packing, attn_implementation)
         if gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
             if use_reentrant:
@@ -134,6 +144,8 @@ class Actor(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor,
         loss_mask: Tensor,
+        token_index: Tensor | None = None,
+        scored_index: Tensor | None = None,
         *,
         with_entropy: bool = False,
         with_balancing_loss: bool = False,
@@ -141,37 +153,50 @@ class Actor(nn.Module):
     ) -> ActorOutput:
         """Return the summed log-probabilities of the scored tokens.
 
+        The two indices say what the masks do; left out they are looked for, which makes a GPU's host wait.
+
         Args:
             input_ids: [B, T], padded on the right.
             attention_mask: [B, T], 1 on tokens, 0 on padding.
             loss_mask: [B, T], True on scored tokens; never on a row's first token.
+            token_index: [P], where `attention_mask` is 1 in the flattened rows.
+            scored_index: [K], where `loss_mask` is True in them.
             with_entropy: also sum the entropies of the distributions that predict them.
             with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation
                 4).
             with_tokens: also return each scored token's log-probability, and the gradient through these alone.
         """
-        # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention has
-        # faster kernels.
+        if token_index is None or scored_index is None:
+            token_index, scored_index = (mask.flatten().nonzero()[:, 0] for mask in (attention_mask, loss_mask))
+        if self.packs:
+            inputs = pack(input_ids, attention_mask, token_index).for_model()
+            # A token's place among the packed ones; the place before it predicts it.
+            predictor_K = attention_mask.flatten().cumsum(0).index_select(0, scored_index) - 2
+        else:
+            # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention
+            # has faster kernels.
+            inputs, predictor_K = {"input_ids": input_ids}, scored_index - 1
         outputs = self.language_model.base_model(
-            input_ids=input_ids,
+            **inputs,
             use_cache=False,
             return_dict=True,
             **({"output_router_logits": True} if with_balancing_loss else {}),
         )
-        hidden_BTH = outputs.last_hidden_state
-        predicts_BT = torch.zeros_like(loss_mask)
-        predicts_BT[:, :-1] = loss_mask[:, 1:]
+        hidden_KH = outputs.last_hidden_state.flatten(0, 1).index_select(0, predictor_K)
+        token_K = input_ids.flatten().index_select(0, scored_index)
         head = self.language_model.get_output_embeddings()
         weight, bias = head.weight, head.bias
-        hidden_KH = hidden_BTH[predicts_BT]
-        log_prob_K = token_log_probs(hidden_KH, weight, bias, input_ids[loss_mask], self.logit_map)
-        entropy_B = hidden_BTH.new_zeros(len(input_ids), dtype=torch.float64)
+        log_prob_K = token_log_probs(hidden_KH, weight, bias, token_K, self.logit_map)
+        entropy_B = hidden_KH.new_zeros(len(input_ids), dtype=torch.float64)
         if with_entropy:
             entropy_B = row_sums(token_entropies(hidden_KH.detach(), weight, bias, self.logit_map), loss_mask)
-        balancing_loss = hidden_BTH.new_zeros((), dtype=torch.float32)
+        balancing_loss = hidden_KH.new_zeros((), dtype=torch.float32)
         if with_balancing_loss:
             balancing_loss = load_balancing_loss_func(
-                outputs.router_logits, self.num_experts, self.experts_per_token, attention_mask
+                outputs.router_logits,
+                self.num_experts,
+                self.experts_per_token,
+                None if self.packs else attention_mask,
             )
         # Of the two only the one that the loss reads carries a gradient.
         summed_K = log_prob_K.detach() if with_tokens else log_prob_K
@@ -179,11 +204,36 @@ class Actor(nn.Module):
         return ActorOutput(row_sums(summed_K, loss_mask), entropy_B, balancing_loss, tokens_K)
 
     @torch.no_grad()
-    def check_head(self, tolerance: float) -> None:
-        """Compare a short forward with the model's own logits, since an unknown model may change them in its own way.
+    def check_forward(self, tolerance: float) -> None:
+        """Compare a short forward with the model's own logits, since an unknown model may do things in its own way.
+
+        Where packing is `auto` and the rows of a packed forward do not stay apart, they are padded from then on.
 
         Raises:
             ConfigError: they differ by more than `tolerance` nats a token.
+        """
+        worst = self._distance_from_own_logits()
+        if not worst <= tolerance and self.packs and self.packing == "auto":
+            self.packs = False
+            self.language_model.set_attn_implementation(self.attention_without_packing)
+            log.warning("warning: %s does not keep packed rows apart; they are padded.", self._kind)
+            worst = self._distance_from_own_logits()
+        if not worst <= tolerance:
+            raise ConfigError(
+                f"--pretrain: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
+                f"token between them for {self._kind}. It does something that OpenKTO does not know: please report "
+                f"it, and {'pass --packing auto' if self.packs else 'take another model'}."
+            )
+
+    @property
+    def _kind(self) -> str:
+        return type(self.language_model).__name__
+
+    def _distance_from_own_logits(self) -> float:
+        """Return by how much the log-probabilities of two short rows differ, in nats a token at the most.
+
+        Raises:
+            ConfigError: they are not finite.
         """
         device = self.language_model.device
         vocabulary = self.model.config.get_text_config().vocab_size
@@ -193,15 +243,9 @@ class Actor(nn.Module):
         ours_B = self(ids_BT, torch.ones_like(ids_BT), scored_BT).log_prob_B
         logits_BTV = self.model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float()
         theirs_B = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).double().sum((1, 2))
-        if not bool(ours_B.isfinite().all()):
+        if not bool(theirs_B.isfinite().all()):
             raise ConfigError(
                 "--pretrain: the model's log-probabilities must be finite; got nan or infinity. Its weights are "
                 "broken: save or download them again."
             )
-        worst = float((ours_B - theirs_B).abs().max()) / 7
-        if not worst <= tolerance:
-            raise ConfigError(
-                f"--pretrain: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
-                f"token between them for {type(self.language_model).__name__}. Its head does something that OpenKTO "
-                "does not know: please report it, and take another model."
-            )
+        return float((ours_B - theirs_B).abs().max()) / 7

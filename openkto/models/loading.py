@@ -41,7 +41,7 @@ def load_model(
     Args:
         dtype: of the parameters.
         load_in_4bit: hold the linear layers' weights in 4 bits (QLoRA, arXiv:2305.14314: NF4, quantized twice).
-        attn_implementation: `auto` takes flash-attention 2 where it can serve, else transformers' choice.
+        attn_implementation: `auto` takes flash-attention where it is there and can serve, else transformers' choice.
 
     Raises:
         ConfigError: there is no such model, it is of another kind, or its weights do not fit its configuration.
@@ -100,7 +100,12 @@ def choose_attention(name: str, dtype: torch.dtype = torch.float32) -> str:
     """
     half = dtype in (torch.bfloat16, torch.float16)
     if name == "auto":
-        return "flash_attention_2" if half and is_flash_attn_2_available() and torch.cuda.is_available() else ""
+        installed = {
+            "flash_attention_3": is_flash_attn_3_available(),
+            "flash_attention_2": is_flash_attn_2_available(),
+        }
+        best = next((kernel for kernel, is_there in installed.items() if is_there), "")
+        return best if half and torch.cuda.is_available() else ""
     serves = {
         "flash_attention_2": is_flash_attn_2_available(),
         "flash_attention_3": is_flash_attn_3_available(),

@@ -142,7 +142,7 @@ def _smoothed(loss_of: Callable[[Tensor], Tensor], margin_N: Tensor, label_smoot
     return (1 - label_smoothing) * loss_of(margin_N) + label_smoothing * loss_of(-margin_N)
 
 
-def sft_loss(log_prob_N: Tensor, is_desirable_N: Tensor, desirable_tokens: float) -> Tensor:
+def sft_loss(log_prob_N: Tensor, is_desirable_N: Tensor, desirable_tokens: float | Tensor) -> Tensor:
     """Return the negative log-likelihood of the desirable rows in nats a token, a scalar.
 
     Args:
@@ -150,7 +150,7 @@ def sft_loss(log_prob_N: Tensor, is_desirable_N: Tensor, desirable_tokens: float
         is_desirable_N: [N], bool.
         desirable_tokens: the scored tokens of all desirable rows of the global batch; with none the loss is 0.
     """
-    return -torch.where(is_desirable_N, log_prob_N, 0.0).sum() / max(desirable_tokens, 1.0)
+    return -torch.where(is_desirable_N, log_prob_N, 0.0).sum() / torch.as_tensor(desirable_tokens).clamp(min=1)
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ from openkto.models.loss import KTOLoss
 from openkto.trainer.forwards import (
     Reference,
     Strategy,
-    batch_rows,
     forward,
     forward_without_gradient,
+    read_rows,
     row_columns,
-    stop_unless_finite,
+    to_device,
 )
 from openkto.trainer.metrics import MetricWindow
 
@@ -45,13 +45,12 @@ def evaluate_set(
         parts = []
         for micro_batch, ref_log_prob in zip(batch.matched, before.ref_log_prob, strict=True):
             between()
-            log_prob = forward(model, micro_batch, strategy.device, with_tokens=loss.by_token).cpu()
-            mask_BT = micro_batch["loss_mask"]
-            log_ratio_B = loss.log_ratios(log_prob, ref_log_prob.cpu(), mask_BT)
-            parts.append(row_columns(micro_batch, loss.row_log_probs(log_prob, mask_BT), log_ratio_B))
-        rows_NC = strategy.gather_rows(torch.cat(parts).to(strategy.device))
-        rows = batch_rows(rows_NC, before)
-        stop_unless_finite(place, rows_NC[:, 0], rows.log_ratio_N)
+            on_device = to_device(micro_batch, strategy.device)
+            log_prob = forward(model, on_device, strategy.device, with_tokens=loss.by_token)
+            mask_BT = on_device["loss_mask"]
+            log_ratio_B = loss.log_ratios(log_prob, ref_log_prob, mask_BT)
+            parts.append(row_columns(on_device, loss.row_log_probs(log_prob, mask_BT), log_ratio_B))
+        rows, _ = read_rows(strategy, batch, parts, before, place)
         if loss.needs_shift and shift is None:
             rows.z_ref = float(rows.log_ratio_N.mean())
         window.add(rows)

@@ -17,7 +17,6 @@ from openkto.data.loader import MicroBatch, RankBatch
 from openkto.errors import TrainingError
 from openkto.models.loss import KTOLoss, reference_point
 from openkto.trainer.metrics import BatchRows
-from openkto.trainer.throughput import StepCounts
 
 
 class Strategy(Protocol):
@@ -31,7 +30,7 @@ class Strategy(Protocol):
 
     def all_reduce(self, values: list[float] | Tensor, op: Literal["sum", "max"] = "sum") -> Tensor: ...
 
-    def gather_rows(self, values_LC: Tensor) -> NDArray[np.float64]: ...
+    def gather_rows(self, values_LC: Tensor, lines: list[int] | None = None) -> NDArray[np.float64]: ...
 
 
 class Reference(Protocol):
@@ -49,13 +48,14 @@ class Reference(Protocol):
 
 
 class BeforeGradient(NamedTuple):
-    """What a batch's forwards without gradient give."""
+    """What a batch's forwards without gradient give; its tensors are on the device, and nobody has waited for them."""
 
     ref_log_prob: list[Tensor]  # of each matched micro-batch, [B] float64, or [K] float32 for a loss by token
     z_ref: Tensor  # scalar, float64: the loss's reference point, wherever it comes from
-    mismatched_mean: float | None  # the same before the clamp; None where the loss needs no z_ref
-    desirable_tokens: float  # the scored tokens of the whole batch's desirable rows
-    counts: StepCounts
+    mismatched_mean: Tensor | None  # the same before the clamp; None where the loss needs no z_ref
+    desirable_tokens: Tensor  # scalar: the scored tokens of the whole batch's desirable rows
+    same_completion: Tensor  # scalar: the whole batch's pairs of that kind
+    mismatched_rows: Tensor  # [rows, 2] float64: this rank's pairs by row number, and their log-ratios
 
 
 @torch.no_grad()
@@ -79,50 +79,43 @@ def forward_without_gradient(
         between: called before each forward, as often on every rank.
         shift: nats: the reference point of a loss without z_ref.
 
-    Raises:
-        TrainingError: a log-ratio of a mismatched pair is not finite.
+    Whether all is finite comes to light in `read_rows`, where the host waits anyway.
     """
     device, mismatched = strategy.device, [strip_prefix(m) for m in batch.mismatched]
     model.eval()
     policy = forward_all(model, mismatched, device, between, with_tokens=loss.by_token)
     ref_log_prob = reference.log_probs([*mismatched, *batch.matched], between, with_tokens=loss.by_token)
     ref_mismatched, ref_matched = ref_log_prob[: len(mismatched)], ref_log_prob[len(mismatched) :]
-    log_ratio_L = torch.zeros(0, dtype=torch.float64)
-    row_L = torch.zeros(0, dtype=torch.int64)
-    if mismatched:
-        is_real_L = torch.cat([is_real(m) for m in mismatched])
-        triples = zip(policy, ref_mismatched, mismatched, strict=True)
-        ratios = [loss.log_ratios(p, r, m["loss_mask"].to(device)) for p, r, m in triples]
-        log_ratio_L = torch.cat(ratios).cpu()[is_real_L]
-        row_L = torch.cat([m["row"] for m in mismatched])[is_real_L]
-    totals = strategy.all_reduce(
-        [
-            float(log_ratio_L.sum()),
-            sum(float(is_real(m).sum()) for m in batch.matched),
-            sum(_real_tokens(m) for m in batch.matched),
-            sum(_real_tokens(m) for m in mismatched),
-            float(sum(m["input_ids"].numel() for m in [*batch.matched, *mismatched])),
-            float(batch.same_completion),
-            sum(float(m["loss_mask"][m["label"]].sum()) for m in batch.matched),
-        ]
-    )
-    rows, matched_tokens, mismatched_tokens, slots, same_completion = (int(t) for t in totals[1:6])
-    desirable_tokens = float(totals[6])
-    counts = StepCounts(rows, matched_tokens, mismatched_tokens, slots, batch.same_prompt, same_completion)
-    if not loss.needs_z_ref:
-        return BeforeGradient(ref_matched, totals.new_tensor(shift), None, desirable_tokens, counts)
-    if not bool(totals[0].isfinite()):
-        pairs_NC = strategy.gather_rows(torch.stack([row_L.double(), log_ratio_L], dim=1).to(device))
-        stop_unless_finite(f"{place}, mismatched pairs", pairs_NC[:, 0], pairs_NC[:, 1])
-    z_ref, mismatched_mean = reference_point(totals[0], totals[1]), float(totals[0] / totals[1])
-    return BeforeGradient(ref_matched, z_ref, mismatched_mean, desirable_tokens, counts)
+    pairs = [
+        torch.stack([row.to(device).double(), loss.log_ratios(p, r, m["loss_mask"].to(device))], dim=1)
+        for p, r, m, row in zip(policy, ref_mismatched, mismatched, (m["row"] for m in mismatched), strict=True)
+    ]
+    pairs_L2 = torch.cat(pairs) if pairs else torch.zeros(0, 2, dtype=torch.float64, device=device)
+    # A dummy's log-ratio is 0.
+    own = [
+        sum(int(m["loss_mask"][m["label"]].sum()) for m in batch.matched),
+        batch.same_completion,
+    ]
+    known = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
+    totals = strategy.all_reduce(torch.cat([pairs_L2[:, 1].sum()[None], known]))
+    if loss.needs_z_ref:
+        z_ref, mean = reference_point(totals[0], totals.new_tensor(len(batch.rows))), totals[0] / len(batch.rows)
+    else:
+        z_ref, mean = totals.new_tensor(shift), None
+    return BeforeGradient(ref_matched, z_ref, mean, totals[1], totals[2], pairs_L2)
 
 
 def forward(model: Any, micro_batch: MicroBatch, device: torch.device, *, with_tokens: bool = False) -> Tensor:
     """Return the micro-batch's log-probabilities, [B] float64, or those of its scored tokens, [K] float32."""
-    on_device = to_device(micro_batch, device)
-    inputs = on_device["input_ids"], on_device["attention_mask"], on_device["loss_mask"]
+    inputs = model_inputs(to_device(micro_batch, device))
     return model(*inputs, with_tokens=True).log_prob_K if with_tokens else model(*inputs).log_prob_B
+
+
+def model_inputs(micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+    """Return what an `Actor` takes of a micro-batch."""
+    return tuple(
+        micro_batch[name] for name in ("input_ids", "attention_mask", "loss_mask", "token_index", "scored_index")
+    )
 
 
 def forward_all(
@@ -156,28 +149,41 @@ def is_real(micro_batch: MicroBatch) -> Tensor:
     return micro_batch["loss_mask"].any(dim=1)
 
 
-def _real_tokens(micro_batch: MicroBatch) -> float:
-    return float((micro_batch["attention_mask"] * is_real(micro_batch)[:, None]).sum())
-
-
 def row_columns(micro_batch: MicroBatch, log_prob_B: Tensor, log_ratio_B: Tensor, *more: Tensor) -> Tensor:
-    """Return a line for each real row, [rows, C] float64: what `batch_rows` reads, then `more`."""
+    """Return a line for each row, dummies too, [B, C] float64: what `read_rows` reads, then `more`."""
     known = (micro_batch["label"], micro_batch["weight"], micro_batch["loss_mask"].sum(1))
     columns = (micro_batch["row"], log_prob_B, log_ratio_B, *known, *more)
-    return torch.stack([c.detach().double() for c in columns], dim=1)[is_real(micro_batch)]
+    return torch.stack([c.detach().double() for c in columns], dim=1)
 
 
-def batch_rows(rows_NC: NDArray[np.float64], before: BeforeGradient) -> BatchRows:
-    """Return the batch's rows from the columns that `row_columns` made."""
-    return BatchRows(
+def read_rows(
+    strategy: Strategy, batch: RankBatch, parts: list[Tensor], before: BeforeGradient, place: str
+) -> tuple[BatchRows, NDArray[np.float64]]:
+    """Return the whole batch's rows, and the columns that they came with, [N, C]; here the host waits for the device.
+
+    Args:
+        parts: what `row_columns` made of each matched micro-batch.
+
+    Raises:
+        TrainingError: a log-ratio is not finite; on every rank alike.
+    """
+    lines_C = strategy.gather_rows(torch.cat(parts), batch.matched_lines)
+    rows_NC = lines_C[lines_C[:, 0] >= 0]
+    mean = None if before.mismatched_mean is None else float(before.mismatched_mean)
+    if mean is not None and not np.isfinite(mean):
+        pairs_NC = strategy.gather_rows(before.mismatched_rows)
+        stop_unless_finite(f"{place}, mismatched pairs", pairs_NC[:, 0], pairs_NC[:, 1])
+    stop_unless_finite(place, rows_NC[:, 0], rows_NC[:, 2])
+    rows = BatchRows(
         log_prob_N=rows_NC[:, 1],
         log_ratio_N=rows_NC[:, 2],
         is_desirable_N=rows_NC[:, 3] > 0.5,
         weight_N=rows_NC[:, 4],
         scored_N=rows_NC[:, 5],
         z_ref=float(before.z_ref),
-        mismatched_mean=before.mismatched_mean,
+        mismatched_mean=mean,
     )
+    return rows, rows_NC
 
 
 def stop_unless_finite(place: str, row_N: NDArray[np.float64], value_N: NDArray[np.float64]) -> None:

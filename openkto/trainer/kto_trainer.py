@@ -26,12 +26,12 @@ from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.fit_args import FitArgs
 from openkto.trainer.forwards import (
     Strategy,
-    batch_rows,
     forward_without_gradient,
     is_real,
+    model_inputs,
     name_rows,
+    read_rows,
     row_columns,
-    stop_unless_finite,
     to_device,
 )
 from openkto.trainer.reference import make_reference
@@ -39,6 +39,7 @@ from openkto.trainer.reporter import Reporter, StepReport
 from openkto.trainer.run_state import RunState
 from openkto.trainer.saving import RunSaver, count, identity_of, open_checkpoints, save_model
 from openkto.trainer.schedule import learning_rates, total_steps
+from openkto.trainer.throughput import StepCounts
 
 
 class TrainingStrategy(Strategy, Protocol):
@@ -187,6 +188,7 @@ class KTOTrainer:
             StopError: a signal or the time limit asked to stop; all ranks do after the same step, with a checkpoint.
             CheckpointError: the checkpoint to resume from is not complete or another run's, or saving failed thrice.
         """
+        self._tell_loaders()
         loader, steps_per_epoch = self.train_dataloader, len(self.train_dataloader)
         if num_update_steps_per_epoch not in (None, steps_per_epoch):
             raise ConfigError(
@@ -234,6 +236,11 @@ class KTOTrainer:
     def total_steps(self, max_steps: int | None) -> int:
         """Return the length of the run, in steps."""
         return total_steps(len(self.train_dataloader), self.max_epochs, max_steps)
+
+    def _tell_loaders(self) -> None:
+        """Let the loaders plan for how the model runs rows: packed or padded."""
+        for loader in (self.train_dataloader, *self.eval_dataloaders.values()):
+            loader.packed = self.model.module.packs
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
         checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)
@@ -283,9 +290,7 @@ class KTOTrainer:
             self.watchdog.beat()
             micro_batch = to_device(batch.matched[m], self.strategy.device)
             output = self.model(
-                micro_batch["input_ids"],
-                micro_batch["attention_mask"],
-                micro_batch["loss_mask"],
+                *model_inputs(micro_batch),
                 with_entropy=with_entropy,
                 with_balancing_loss=has_aux_loss,
                 with_tokens=self.loss.by_token,
@@ -296,30 +301,35 @@ class KTOTrainer:
             log_prob_B = self.loss.row_log_probs(log_prob, mask_BT)
             losses_B = self.loss(log_ratio_B, label_B, before.z_ref, micro_batch["weight"])
             # A dummy row's log-ratio is the constant 0: it has no gradient, and its loss is not reported.
-            loss = losses_B.sum() / before.counts.rows
+            loss = losses_B.sum() / len(batch.rows)
             if self.loss.sft_loss_coef > 0:
                 loss = loss + self.loss.sft_loss_coef * sft_loss(log_prob_B, label_B, before.desirable_tokens)
             if has_aux_loss:
                 tokens = (micro_batch["attention_mask"] * is_real(micro_batch)[:, None]).sum()
-                part = output.balancing_loss * tokens / before.counts.matched_tokens
+                part = output.balancing_loss * tokens / batch.matched_tokens
                 loss, aux_loss = loss + self.aux_loss_coef * part, aux_loss + part.detach()
             self.strategy.backward(self.model, loss.float(), is_last=m == len(batch.matched) - 1)
             parts.append(row_columns(micro_batch, log_prob_B, log_ratio_B, output.entropy_B))
-        rows_NC = self.strategy.gather_rows(torch.cat(parts))
-        rows = batch_rows(rows_NC, before)
-        stop_unless_finite(place, rows_NC[:, 0], rows.log_ratio_N)
+        rows, rows_NC = read_rows(self.strategy, batch, parts, before, place)
         try:
             result = self.strategy.step(self.model)
         except TrainingError as error:
             raise TrainingError(f"{place}: {error} {name_rows(rows_NC[:, 0])}") from error
         return StepReport(
             rows=rows,
-            counts=before.counts,
+            counts=StepCounts(
+                len(batch.rows),
+                batch.matched_tokens,
+                batch.mismatched_tokens,
+                batch.slots,
+                batch.same_prompt,
+                int(before.same_completion),
+            ),
             grad_norm=result.grad_norm,
             applied=result.applied,
             learning_rate=learning_rate,
             entropy=float(rows_NC[:, 6].sum() / rows.scored_N.sum()) if with_entropy else None,
-            aux_loss=float(self.strategy.all_reduce([float(aux_loss)])[0]) if has_aux_loss else None,
+            aux_loss=float(self.strategy.all_reduce(aux_loss[None])[0]) if has_aux_loss else None,
         )
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
@@ -330,6 +340,7 @@ class KTOTrainer:
         Raises:
             TrainingError: a log-probability is not finite.
         """
+        self._tell_loaders()
         return self._evaluate(self.run, self.watchdog.beat)
 
     def _evaluate(self, run: RunState, between: Callable[[], None]) -> dict[str, dict[str, float]]:

@@ -1,16 +1,15 @@
-"""Order, pairing and plan as properties that hold for every size, also for thousands of ranks."""
+"""Order and pairing as properties that hold for every size."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from openkto.data.batch import batch_bounds, epoch_order, pair_mismatched, plan_micro_batches
+from openkto.data.batch import batch_bounds, epoch_order, pair_mismatched
 
 prompt_keys = st.lists(st.integers(0, 6), min_size=1, max_size=40).map(np.array)
-row_lengths = st.lists(st.integers(2, 300), min_size=1, max_size=80).map(np.array)
 
 
 def test_the_order_is_a_function_of_seed_and_epoch_alone():
@@ -56,35 +55,3 @@ def test_pairing_is_a_permutation_with_the_fewest_collisions_possible(keys):
 def test_flattened_pairs_never_get_the_other_answer_to_their_prompt():
     keys = np.repeat(np.arange(4), 2)
     assert (keys != keys[pair_mismatched(keys)]).all()
-
-
-@given(row_lengths, st.integers(1, 9), st.integers(1, 8), st.one_of(st.none(), st.integers(300, 1200)))
-def test_a_plan_runs_every_row_once_within_the_limits(lengths, num_ranks, max_rows, max_tokens):
-    plan = plan_micro_batches(lengths, num_ranks, max_rows, max_tokens)
-    planned = np.concatenate([share for wave in plan for share in wave])
-    assert sorted(planned) == list(range(len(lengths)))
-    for wave in plan:
-        assert len(wave) == num_ranks
-        assert any(len(share) for share in wave)
-        for share in wave:
-            assert len(share) <= max_rows
-            if max_tokens is not None and len(share):
-                assert len(share) * lengths[share].max() <= max_tokens
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.integers(1, 9000), st.integers(1, 4096), st.integers(0, 2**32 - 1))
-def test_thousands_of_ranks_share_a_batch_evenly(num_rows, num_ranks, seed):
-    lengths = np.random.default_rng(seed).lognormal(6, 0.8, num_rows).astype(np.int64).clip(2, 4096)
-    plan = plan_micro_batches(lengths, num_ranks, 4)
-    for wave in plan:
-        sizes = [len(share) for share in wave]
-        assert max(sizes) - min(sizes) <= 1
-    assert len(plan) == -(-num_rows // (num_ranks * 4))
-
-
-def test_similar_lengths_run_together():
-    lengths = np.random.default_rng(0).lognormal(6, 0.8, 256).astype(np.int64).clip(2, 2048)
-    plan = plan_micro_batches(lengths, 8, 4)
-    padded = sum(len(share) * lengths[share].max() for wave in plan for share in wave)
-    assert lengths.sum() / padded > 0.93

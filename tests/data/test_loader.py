@@ -132,4 +132,5 @@ def test_the_dtypes_are_those_that_a_model_takes():
     assert dtypes == {
         "input_ids": torch.int64, "attention_mask": torch.int64, "loss_mask": torch.bool,
         "label": torch.bool, "weight": torch.float64, "row": torch.int64,
+        "token_index": torch.int64, "scored_index": torch.int64,
     }  # fmt: skip

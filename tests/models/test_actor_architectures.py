@@ -39,6 +39,7 @@ CONFIGS = {
     "Mixtral": transformers.MixtralConfig(**MOE, num_local_experts=4, router_jitter_noise=0.3),
     "Qwen3-MoE": transformers.Qwen3MoeConfig(**MOE, num_experts=4, moe_intermediate_size=16, head_dim=8),
 }  # fmt: skip
+PADDED = {"Gemma2"}  # it caps its attention's scores
 
 
 def random_model(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
@@ -63,8 +64,9 @@ def own_log_probs(model, ids, attention, mask):
     return (tokens * mask[:, 1:]).sum(-1)
 
 
+@pytest.mark.parametrize("packing", ["auto", "off"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_log_probs_and_gradients_equal_those_of_the_models_own_logits(name, monkeypatch):
+def test_log_probs_and_gradients_equal_those_of_the_models_own_logits(name, packing, monkeypatch):
     monkeypatch.setitem(__import__("openkto.models.log_probs", fromlist=["x"]).CHUNK_ELEMENTS, "cpu", 97 * 5)
     model = random_model(CONFIGS[name]).eval()
     ids, attention, mask = right_padded_batch()
@@ -75,9 +77,10 @@ def test_log_probs_and_gradients_equal_those_of_the_models_own_logits(name, monk
     expected_gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
 
-    actor = Actor(model)
+    actor = Actor(model, packing=packing)
     actor.train()  # every dropout above is 0.3: an actor has none in any mode
-    actor.check_head(tolerance=1e-5)
+    actor.check_forward(tolerance=1e-5)
+    assert actor.packs == (packing == "auto" and name not in PADDED)
     log_prob = actor(ids, attention, mask).log_prob_B
     (log_prob * weights).sum().backward()
 

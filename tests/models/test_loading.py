@@ -123,14 +123,14 @@ def test_two_forwards_of_an_actor_agree_whatever_the_models_dropout(make):
 def test_a_logit_scale_that_is_not_set_is_one():
     config = transformers.MptConfig(vocab_size=61, d_model=32, n_layers=1, n_heads=4)
     assert config.logit_scale is None
-    Actor(transformers.MptForCausalLM(config)).check_head(tolerance=1e-3)
+    Actor(transformers.MptForCausalLM(config)).check_forward(tolerance=1e-3)
 
 
 def test_weights_that_are_not_numbers_are_said_to_be_broken():
     model = tiny_llama()
     model.model.norm.weight.data[3] = float("nan")
     with pytest.raises(ConfigError, match=r"must be finite; got nan or infinity\. Its weights are broken"):
-        Actor(model).check_head(tolerance=1e-3)
+        Actor(model).check_forward(tolerance=1e-3)
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", "flex_attention"])
@@ -160,4 +160,4 @@ def test_a_head_that_does_something_unknown_is_refused():
     model = tiny_llama()
     model.lm_head.register_forward_hook(lambda module, inputs, output: output * 1.5)
     with pytest.raises(ConfigError, match=r"got .* nats a token between them for LlamaForCausalLM"):
-        Actor(model).check_head(tolerance=1e-3)
+        Actor(model).check_forward(tolerance=1e-3)

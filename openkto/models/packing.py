@@ -1,0 +1,233 @@
+"""Rows without padding: a micro-batch as one long row, and the attention that keeps its rows apart.
+
+The rows of a padded micro-batch are laid end to end, positions begin at 0 in each, and attention is told where each
+one begins. transformers hands these bounds from the model's forward to whatever attention function it runs:
+flash-attention's own, flex_attention's, or `packed_attention` here, which is registered under the name `PACKED`.
+
+Shapes:  B = rows, T = the longest, P = tokens of all rows together, A = attention heads, G = key and value heads,
+         D = a head's size.
+"""
+
+import inspect
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, PreTrainedModel
+
+from openkto.config import PackingChoice
+from openkto.errors import ConfigError
+
+PACKED = "openkto_packed"
+# The implementations that keep packed rows apart; others attend over a whole square with a mask, or across rows.
+PACKING_ATTENTION = (PACKED, "flash_attention_2", "flash_attention_3", "flex_attention")
+# torch 2.11's kernel wants as many key heads as query heads.
+GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+# What layers may be, where their configuration says so: a state that runs on from token to token knows no rows.
+SEPARABLE_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def start_packing(model: PreTrainedModel, packing: PackingChoice, attn_implementation: str) -> bool:
+    """Give the model an attention that keeps packed rows apart, and return whether it has one.
+
+    Args:
+        attn_implementation: as it was asked for; `auto` leaves the choice to this function.
+
+    Raises:
+        ConfigError: packing is to be on, and the model or the attention asked for cannot.
+    """
+    if packing == "off":
+        return False
+    reason = _reason_against(model, attn_implementation)
+    if reason is None:
+        if model.config._attn_implementation not in PACKING_ATTENTION:
+            model.set_attn_implementation(_own_choice())
+        return True
+    if packing == "on":
+        raise ConfigError(f"--packing: on needs attention that keeps packed rows apart; got {reason}. Take auto.")
+    return False
+
+
+def _reason_against(model: PreTrainedModel, attn_implementation: str) -> str | None:
+    text = model.config.get_text_config()
+    known = text.to_dict()
+    if attn_implementation not in ("auto", *PACKING_ATTENTION):
+        return f"--attn_implementation {attn_implementation}"
+    others = set(known.get("layer_types") or ()) - SEPARABLE_LAYERS
+    if others or known.get("attention_chunk_size"):
+        return f"{type(model).__name__} with layers of {', '.join(sorted(others)) or 'chunked attention'}"
+    if not (model._supports_attention_backend and model._supports_flash_attn):
+        return f"{type(model).__name__}, whose attention takes no other implementation"
+    has_caps = known.get("attn_logit_softcapping") is not None or text.model_type.startswith("gpt_oss")
+    if has_caps and model.config._attn_implementation not in PACKING_ATTENTION:
+        return f"{type(model).__name__}, whose scores are capped, without flash-attention"
+    return None
+
+
+def _own_choice() -> str:
+    """Return the best that needs no further package: PyTorch's kernel is for GPUs of 2020 (Ampere) and later."""
+    is_old_gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0)
+    return "flex_attention" if is_old_gpu else PACKED
+
+
+class Packed(NamedTuple):
+    """A micro-batch as one row."""
+
+    input_ids: Tensor  # [1, P]
+    position_ids: Tensor  # [1, P], from 0 in each row
+    bounds: Tensor  # [B + 1] int32: row b is tokens bounds[b] to bounds[b + 1]
+    longest: int
+
+    def for_model(self) -> dict[str, Any]:
+        """Return the keyword arguments of a transformers model; the last four are those of its flash attention."""
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "cu_seq_lens_q": self.bounds,
+            "cu_seq_lens_k": self.bounds,
+            "max_length_q": self.longest,
+            "max_length_k": self.longest,
+        }
+
+
+def pack(input_ids: Tensor, attention_mask: Tensor, token_index: Tensor) -> Packed:
+    """Lay the rows end to end; nothing here makes a GPU's host wait.
+
+    Args:
+        input_ids: [B, T], padded on the right.
+        attention_mask: [B, T], 1 on tokens, 0 on padding.
+        token_index: [P], where the tokens stand in the flattened rows.
+    """
+    longest = input_ids.shape[1]
+    bounds = F.pad(attention_mask.sum(1).cumsum(0), (1, 0)).int()
+    ids_P = input_ids.flatten().index_select(0, token_index)
+    return Packed(ids_P[None], (token_index % longest)[None], bounds, longest)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention inside each row, in the form that transformers calls attention functions.
+
+    PyTorch's variable-length flash kernel in half precision on a GPU; elsewhere scaled_dot_product_attention row by
+    row, which is as exact and, on a CPU, as fast.
+
+    Args:
+        query: [1, A, P, D] packed; without `cu_seq_lens_q` [B, A, T, D], where each line is a row.
+        key, value: [1, G, P, D], likewise.
+        scaling: of the scores; None is 1 / sqrt(D).
+        sliding_window: how many tokens back, its own included, a token sees.
+        cu_seq_lens_q: [B + 1] int32, the rows' bounds.
+        max_length_q: the longest row's tokens, or more.
+        others: what this kind of model hands to every attention function.
+
+    Returns:
+        [1, P, A, D], and no attention weights.
+
+    Raises:
+        ValueError: the model caps its scores or has attention sinks, which these kernels do not know.
+    """
+    if softcap is not None or s_aux is not None:
+        raise ValueError(f"{PACKED} knows neither soft caps nor attention sinks")
+    batch, _, length, _ = query.shape
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    query_PAD, key_PGD, value_PGD = (_one_line(heads).to(dtype) for heads in (query, key, value))
+    if cu_seq_lens_q is None:
+        cu_seq_lens_q = torch.arange(batch + 1, dtype=torch.int32, device=query.device) * length
+        max_length_q = length
+    assert max_length_q is not None, "the bounds of packed rows come with the longest one's length"
+    if query.is_cuda and dtype in (torch.bfloat16, torch.float16):
+        bounds, longest = cu_seq_lens_q, max_length_q
+        out_PAD = _in_one_kernel(query_PAD, key_PGD, value_PGD, bounds, longest, scaling, sliding_window)
+    else:
+        out_PAD = _row_by_row(query_PAD, key_PGD, value_PGD, cu_seq_lens_q.tolist(), scaling, sliding_window)
+    return out_PAD.view(batch, length, *out_PAD.shape[1:]), None
+
+
+def _one_line(heads: Tensor) -> Tensor:
+    """Return [B, A, T, D] as [B * T, A, D], without a copy where B is 1."""
+    return heads.transpose(1, 2).flatten(0, 1)
+
+
+def _in_one_kernel(
+    query_PAD: Tensor,
+    key_PGD: Tensor,
+    value_PGD: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    groups = query_PAD.shape[1] // key_PGD.shape[1]
+    grouped: dict[str, Any] = {}
+    if groups > 1 and GROUPS_HEADS:
+        grouped = {"enable_gqa": True}
+    elif groups > 1:
+        key_PGD, value_PGD = (heads.repeat_interleave(groups, dim=1) for heads in (key_PGD, value_PGD))
+    # The kernel counts the tokens before a token's own.
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    out: Any = varlen_attn(
+        query_PAD,
+        key_PGD,
+        value_PGD,
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=window,
+        **grouped,
+    )
+    return out
+
+
+def _row_by_row(
+    query_PAD: Tensor,
+    key_PGD: Tensor,
+    value_PGD: Tensor,
+    bounds: list[int],
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    rows = []
+    is_grouped = query_PAD.shape[1] != key_PGD.shape[1]
+    for start, end in pairwise(bounds):
+        query, key, value = (heads[start:end].transpose(0, 1)[None] for heads in (query_PAD, key_PGD, value_PGD))
+        is_narrow = sliding_window is not None and end - start > sliding_window
+        out = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=_band(end - start, sliding_window, query.device) if is_narrow else None,
+            is_causal=not is_narrow,
+            scale=scaling,
+            enable_gqa=is_grouped,
+        )
+        rows.append(out[0].transpose(0, 1))
+    return torch.cat(rows)
+
+
+def _band(length: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """Return which tokens, [length, length], see which: those of a causal window."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return seen if sliding_window is None else seen.triu(1 - sliding_window)
+
+
+AttentionInterface.register(PACKED, packed_attention)
