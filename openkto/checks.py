@@ -270,7 +270,7 @@ def _check_deepspeed(deepspeed: DeepspeedConfig, param_dtype: str | None, place:
 
 def _check_micro_batches(config: RunConfig, place: Place) -> None:
     tokens = config.train.max_tokens_per_micro_batch
-    if tokens is not None and tokens < config.data.max_len:
+    if isinstance(tokens, int) and tokens < config.data.max_len:
         _fail(
             place("max_tokens_per_micro_batch"),
             f"must hold the longest row, --max_len {config.data.max_len}",

@@ -279,10 +279,10 @@ class TrainConfig:
         below=LARGE,
         default_text="8, or no limit beside --max_tokens_per_micro_batch",
     )
-    max_tokens_per_micro_batch: int | None = option(
+    max_tokens_per_micro_batch: int | str | None = option(
         None,
         "at most so many in a forward pass with gradient on one GPU, those of padding included where there is any; "
-        "speed and memory alone, never results",
+        "auto measures what fits; speed and memory alone, never results",
         "tokens",
         at_least=1,
         below=LARGE,

@@ -66,7 +66,7 @@ def convert_one(raw: Raw, kind: str, known: Option) -> Any:
             seconds_of(text)
         text.encode()  # a UnicodeEncodeError is a ValueError: bytes that were no UTF-8
         return os.path.expanduser(text) if known.is_path else text
-    if kind == "float | str" and text == "auto":
+    if kind in ("float | str", "int | str") and text == "auto":
         return text
     if kind == "bool | str":
         return BOOLEANS[text.lower()] if text.lower() in BOOLEANS else convert_one(raw, "str", known)
@@ -78,9 +78,10 @@ def convert_one(raw: Raw, kind: str, known: Option) -> Any:
         or (known.below is not None and value >= known.below)
         or (known.at_most is not None and value > known.at_most)
     )
-    if is_outside or (kind == "int" and not value.is_integer()):
+    is_whole = kind.startswith("int")
+    if is_outside or (is_whole and not value.is_integer()):
         raise ValueError
-    return int(value) if kind == "int" else value
+    return int(value) if is_whole else value
 
 
 def _split(raw: str | list[str]) -> list[str]:
@@ -100,6 +101,7 @@ def rule(item: dataclasses.Field[Any]) -> str:
         "int": "a whole number",
         "float": "a number",
         "float | str": "auto or a number",
+        "int | str": "auto or a whole number",
         "bool": "true or false",
         "bool | str": "true, false or a path",
         "str": "a path or name" if known.is_path else "text",

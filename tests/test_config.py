@@ -129,6 +129,7 @@ def values_of(item) -> st.SearchStrategy:
     )
     by_kind = {
         "int": st.integers(-1 if low is None else int(low), 10**6 if known.below is None else int(known.below) - 1),
+        "int | str": st.just("auto") | st.integers(int(low or 0), int(known.below or 10**6) - 1),
         "float": floats,
         "float | str": floats,
         "bool": st.booleans(),
@@ -165,7 +166,7 @@ def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
     flat = {**flat, **FIXED, "train_batch_size": max(2, flat["train_batch_size"])}
     if flat["dataset_probs"]:
         flat["dataset"] = ["one", "two words"]
-    if flat["max_tokens_per_micro_batch"]:
+    if isinstance(flat["max_tokens_per_micro_batch"], int):
         flat["max_tokens_per_micro_batch"] = max(flat["max_tokens_per_micro_batch"], flat["max_len"])
     if flat["loss_type"] != "kto_humanline":
         flat |= {"humanline_low": -1.0, "humanline_high": 1.5}

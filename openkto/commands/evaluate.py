@@ -24,10 +24,12 @@ def main(argv: list[str]) -> None:
         HEAD_TOLERANCE,
         load_actor,
         load_tokenizer_of,
+        make_eval_loaders,
         make_strategy,
+        measure_micro_batches,
         model_names,
     )
-    from openkto.data.loader import KTODataLoader
+    from openkto.distributed.watchdog import Watchdog
     from openkto.models.adapter import base_of
     from openkto.models.loading import check_same_vocabulary
     from openkto.models.loss import KTOLoss
@@ -70,20 +72,12 @@ def main(argv: list[str]) -> None:
         humanline_high=settings.humanline_high,
     )
     source = make_reference(model, actor, ref_model, strategy)
-    for name, rows in sets.items():
-        loader = KTODataLoader(
-            rows,
-            None,
-            config.train.micro_train_batch_size,
-            rank=strategy.rank,
-            world_size=strategy.world_size,
-            max_tokens_per_micro_batch=config.train.max_tokens_per_micro_batch,
-            needs_mismatched=loss.needs_z_ref,
-            packed=actor.packs,
-            pin_memory=strategy.device.type == "cuda",
-        )
+    loaders = make_eval_loaders(config, strategy, sets)
+    measure_micro_batches(config, strategy, model, list(loaders.values()), Watchdog(0, 0), with_gradient=False)
+    for name, loader in loaders.items():
+        loader.packed = actor.packs
         values = evaluate_set(model, source, strategy, loss, name, loader, between=lambda: None)
-        results[name] = {"rows": len(rows), **values}
+        results[name] = {"rows": len(sets[name]), **values}
     if strategy.rank == 0:
         print(table(results))
         output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

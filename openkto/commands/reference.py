@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from openkto.commands.train import HEAD_TOLERANCE, load_actor
+from openkto.commands.train import HEAD_TOLERANCE, load_actor, measure_micro_batches
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
 from openkto.data.loader import KTODataLoader
@@ -93,6 +93,7 @@ def fill_and_check(cache: ReferenceCache, config: RunConfig, strategy: Any, mode
         actor.check_forward(HEAD_TOLERANCE[strategy.precision])
         for loader in cache.loaders:
             loader.packed = actor.packs
+        measure_micro_batches(config, strategy, prepared, cache.loaders, watchdog, with_gradient=False)
         watchdog.phase("filling the reference's cache")
         cache.check(prepared, watchdog.beat)
         cache.fill(prepared, watchdog.beat)

@@ -114,6 +114,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     for each in (actor, ref_actor):
         if each is not None:
             each.check_forward(HEAD_TOLERANCE[strategy.precision])
+    measure_micro_batches(config, strategy, trainer.model, [loader, *eval_loaders.values()], watchdog)
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
     if writes_checkpoints:
         checkpoints.check_space(checkpoint_bytes(config, trainer, strategy.zero_stage))
@@ -188,16 +189,44 @@ def make_loaders(config: RunConfig, strategy: Any, rows: Any, eval_rows: dict[st
     from openkto.data.loader import KTODataLoader
 
     train = config.train
-    shares = {
+    loader = KTODataLoader(rows, train.train_batch_size, seed=train.seed, **loader_settings(config, strategy))
+    return loader, make_eval_loaders(config, strategy, eval_rows)
+
+
+def make_eval_loaders(config: RunConfig, strategy: Any, eval_rows: dict[str, Any]) -> dict[str, Any]:
+    """Return the loaders of the evaluation sets by name."""
+    from openkto.data.loader import KTODataLoader
+
+    settings = loader_settings(config, strategy)
+    return {name: KTODataLoader(found, None, **settings) for name, found in eval_rows.items()}
+
+
+def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
+    """Return what the loaders of training and evaluation rows have in common."""
+    train, tokens = config.train, config.train.max_tokens_per_micro_batch
+    return {
         "micro_train_batch_size": train.micro_train_batch_size,
-        "max_tokens_per_micro_batch": train.max_tokens_per_micro_batch,
+        "max_tokens_per_micro_batch": tokens if isinstance(tokens, int) else None,
         "rank": strategy.rank,
         "world_size": strategy.world_size,
         "needs_mismatched": config.loss.loss_type in LOSSES_WITH_Z_REF,
         "pin_memory": strategy.device.type == "cuda",
     }
-    loader = KTODataLoader(rows, train.train_batch_size, seed=train.seed, **shares)
-    return loader, {name: KTODataLoader(found, None, **shares) for name, found in eval_rows.items()}
+
+
+def measure_micro_batches(
+    config: RunConfig, strategy: Any, engine: Any, loaders: list[Any], watchdog: Any, *, with_gradient: bool = True
+) -> None:
+    """Give the loaders the largest micro-batches that fit, where that is asked for; all ranks must call it."""
+    if config.train.max_tokens_per_micro_batch != "auto":
+        return
+    from openkto.trainer.largest_micro_batch import settle_tokens
+
+    watchdog.phase("measuring how large a micro-batch may be")
+    longest = max(loader.dataset.longest_and_largest()[0] for loader in loaders)
+    tokens = settle_tokens(engine, strategy, longest, watchdog.beat, with_gradient=with_gradient)
+    for loader in loaders:
+        loader.max_tokens = tokens
 
 
 def make_trainer(

@@ -154,9 +154,7 @@ class KTODataLoader:
         self.seed = seed
         self.train_batch_size = train_batch_size
         self.shuffle = train_batch_size is not None
-        self.max_rows = micro_train_batch_size
-        if micro_train_batch_size is None and max_tokens_per_micro_batch is None:
-            self.max_rows = DEFAULT_ROWS
+        self.micro_train_batch_size = micro_train_batch_size
         self.max_tokens = max_tokens_per_micro_batch
         self.needs_mismatched = needs_mismatched
         self.packed = packed
@@ -215,6 +213,12 @@ class KTODataLoader:
             data.prompt_lengths[prompt_index], data.completion_lengths[completion_index]
         )
         return lengths
+
+    @property
+    def max_rows(self) -> int | None:
+        """The rows in a micro-batch with gradient at most, or None for no limit."""
+        no_limit = self.micro_train_batch_size is None and self.max_tokens is None
+        return DEFAULT_ROWS if no_limit else self.micro_train_batch_size
 
     def plan(self, lengths_N: IntArray, *, with_gradient: bool) -> Plan:
         """Deal sequences to ranks and micro-batches under the limits; see `plan_micro_batches`."""
