@@ -3,8 +3,12 @@
 import logging
 import os
 
+import hypothesis
 import pytest
 
+# A busy machine makes single examples slow; pytest's own limit is what ends a test that hangs.
+hypothesis.settings.register_profile("openkto", deadline=None)
+hypothesis.settings.load_profile("openkto")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
