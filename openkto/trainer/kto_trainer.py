@@ -24,6 +24,7 @@ from openkto.models.loss import KTOLoss, LossType, sft_loss
 from openkto.stops import StopRequest
 from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.fit_args import FitArgs
+from openkto.trainer.flops import step_work
 from openkto.trainer.forwards import (
     Strategy,
     forward_without_gradient,
@@ -138,6 +139,7 @@ class KTOTrainer:
         if aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.reference = make_reference(model, model.module, ref_model, strategy)
+        self.work = step_work(model.module, ref_model)
         constants = (label_smoothing, sft_loss_coef, humanline_low, humanline_high)
         self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type, *constants)
         # A run that is resumed with others would be another run.
@@ -200,7 +202,7 @@ class KTOTrainer:
         run, resumed = saver.begin(consumed_samples)
         self.run = run
         self.stop.begin_training()
-        sizes = (self.num_parameters, self.num_trainable)
+        sizes = (self.num_parameters, self.num_trainable, self.work)
         reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, total_steps, run, resumed)
         with self.stop if self.owns_stop else contextlib.nullcontext():
             try:

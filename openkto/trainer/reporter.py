@@ -17,6 +17,7 @@ from openkto.data.loader import KTODataLoader, RankBatch
 from openkto.errors import ConfigError
 from openkto.models.loss import KTOLoss
 from openkto.trainer.environment import environment
+from openkto.trainer.flops import StepWork
 from openkto.trainer.metrics import BatchRows, MetricWindow
 from openkto.trainer.progress import Progress
 from openkto.trainer.records import belongs_to, go_back, set_aside
@@ -56,7 +57,7 @@ class Reporter:
 
     Args:
         args: see `FitArgs`.
-        strategy, num_parameters, num_trainable, loss, loader: the trainer's.
+        strategy, num_parameters, num_trainable, work, loss, loader: the trainer's.
         total_steps: of the schedule.
         run: where the run stands; the loop moves it on.
         resumed: what was open when the checkpoint was saved; None in a run that starts afresh, which sets an earlier
@@ -69,6 +70,7 @@ class Reporter:
         strategy: Any,
         num_parameters: int,
         num_trainable: int,
+        work: StepWork,
         loss: KTOLoss,
         loader: KTODataLoader,
         total_steps: int,
@@ -76,7 +78,7 @@ class Reporter:
         resumed: Resumed | None = None,
     ) -> None:
         self.args, self.strategy = args, strategy
-        self.throughput = Throughput(num_parameters, num_trainable, strategy.world_size, strategy.device)
+        self.work, self.throughput = work, Throughput(strategy.world_size, strategy.device)
         self.loss = loss
         self.reports: list[StepReport] = []
         self.num_tokens = self.same_prompt = self.same_completion = self.skipped = 0
@@ -125,6 +127,7 @@ class Reporter:
         values = {name: getattr(self, name) for name in COUNTS} | {
             "seconds": self.seconds_before + time.perf_counter() - self.started,
             "window_seconds": self.throughput.seconds,
+            "window_flops": self.throughput.flops,
             "last": self.last,
             "reports": reports,
             "sizes": sizes,
@@ -139,8 +142,9 @@ class Reporter:
             per_row: dict[str, Any] = {name: resumed.arrays[f"{i}/{name}"] for name in ROW_ARRAYS}
             rows = BatchRows(**values.pop("rows"), **per_row)
             report = StepReport(rows=rows, counts=StepCounts(**values.pop("counts")), **values)
-            self._pool(report, 0.0)
+            self._pool(report, 0.0, 0.0)
         self.throughput.seconds = resumed.values["window_seconds"]
+        self.throughput.flops = resumed.values["window_flops"]
 
     def _open_batches(self, loader: KTODataLoader) -> Any:
         folder = Path(self.args.save_path)
@@ -161,7 +165,7 @@ class Reporter:
 
     def step(self, batch: RankBatch, report: StepReport, seconds: float, *, is_last: bool) -> None:
         """Take one step in; write a line when one is due."""
-        self._pool(report, seconds)
+        self._pool(report, seconds, self.work.of(batch))
         self.num_tokens += report.counts.matched_tokens
         self.same_prompt += report.counts.same_prompt
         self.same_completion += report.counts.same_completion
@@ -170,9 +174,9 @@ class Reporter:
         if is_last or self.run.step % self.args.logging_steps == 0:
             self.write_window()
 
-    def _pool(self, report: StepReport, seconds: float) -> None:
+    def _pool(self, report: StepReport, seconds: float, flops: float) -> None:
         self.reports.append(report)
-        self.throughput.add(report.counts, seconds)
+        self.throughput.add(report.counts, seconds, flops)
 
     def _write_batch(self, step: int, batch: RankBatch) -> None:
         if self.batches_file is None:
@@ -202,7 +206,7 @@ class Reporter:
                 values[name] = float(np.mean(known))
         if self.skipped:
             values["skipped_steps"] = self.skipped
-        values |= self.throughput.values()
+        values |= self.throughput.values(float(self.strategy.all_reduce([self.throughput.flops])[0]))
         memory = peak_memory_gib(self.strategy.device)
         values["peak_memory_gb"] = float(self.strategy.all_reduce([memory], op="max")[0])
         if self.trackers is not None and self.progress is not None:

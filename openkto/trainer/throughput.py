@@ -11,8 +11,6 @@ PEAK_FLOPS = {
     "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "H800": 989e12, "B200": 2250e12, "A100": 312e12,
     "A800": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12, "V100": 125e12,
 }  # fmt: skip
-FORWARD_FLOPS_PER_PARAMETER = 2
-TRAINING_FORWARDS = 2  # a forward, and the backward pass through it; the gradients of what trains cost up to one more
 
 
 @dataclass(frozen=True)
@@ -31,20 +29,24 @@ class StepCounts:
 class Throughput:
     """Adds up steps and their time, evaluation and saving left out."""
 
-    num_parameters: int
-    num_trainable: int
     world_size: int
     device: torch.device
     seconds: float = 0.0
+    flops: float = 0.0  # of useful work on this rank
     steps: list[StepCounts] = field(default_factory=list)
 
-    def add(self, counts: StepCounts, seconds: float) -> None:
-        """Take one step in."""
+    def add(self, counts: StepCounts, seconds: float, flops: float) -> None:
+        """Take one step in, with the useful work that it was on this rank."""
         self.steps.append(counts)
         self.seconds += seconds
+        self.flops += flops
 
-    def values(self) -> dict[str, float]:
-        """Return the rates since the last reset; tokens are those of the matched rows."""
+    def values(self, flops: float) -> dict[str, float]:
+        """Return the rates since the last reset; tokens are those of the matched rows.
+
+        Args:
+            flops: the useful work of all ranks.
+        """
         matched = sum(s.matched_tokens for s in self.steps)
         mismatched = sum(s.mismatched_tokens for s in self.steps)
         slots = sum(s.slots for s in self.steps)
@@ -56,18 +58,13 @@ class Throughput:
         }
         peak = device_peak_flops(self.device)
         if peak is not None:
-            # Useful work: training on the matched rows, one policy forward of the mismatched, one of the reference on
-            # both.
-            training = TRAINING_FORWARDS + self.num_trainable / self.num_parameters
-            forwards = training * matched + mismatched + (matched + mismatched)
-            flops = FORWARD_FLOPS_PER_PARAMETER * self.num_parameters * forwards
             values["mfu"] = flops / self.seconds / (peak * self.world_size)
         return values
 
     def reset(self) -> None:
         """Start the next window."""
         self.steps.clear()
-        self.seconds = 0.0
+        self.seconds = self.flops = 0.0
 
 
 def device_peak_flops(device: torch.device) -> float | None:

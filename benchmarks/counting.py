@@ -1,0 +1,33 @@
+"""FLOPs that a program really computes, as torch counts them: padding, recomputation and unneeded forwards included."""
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+aten = torch.ops.aten
+
+
+def _addmm(out: Any, left: Any, right: Any, **_: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _sdpa(query: Any, key: Any, value: Any, dropout: float = 0.0, is_causal: bool = False, **_: Any) -> float:
+    # The kernel leaves out what is above the diagonal where it is told that the mask is causal.
+    return sdpa_flop_count(query, key, value) * (0.5 if is_causal else 1.0)
+
+
+def _sdpa_backward(
+    grad: Any, query: Any, key: Any, value: Any, out: Any, norm: Any, dropout: float, is_causal: bool, **_: Any
+) -> float:
+    return sdpa_backward_flop_count(grad, query, key, value) * (0.5 if is_causal else 1.0)
+
+
+def counter() -> FlopCounterMode:
+    """Return a counter that knows the products which torch's own leaves out: a CPU's attention, addmm in place."""
+    kernel, backward = (
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    )
+    known = {aten.addmm_: _addmm, kernel: _sdpa, backward: _sdpa_backward}
+    return FlopCounterMode(display=False, custom_mapping=known)

@@ -1,0 +1,116 @@
+"""How near is a training step to what the machine can multiply, and where does the rest of its time go?
+
+    python -m benchmarks.limit [--rows FILE] [--batch 64] [--steps 3] [flags of openkto train]
+
+A random-weight Llama of 32M parameters, float32, the reference's log-probabilities cached. Useful FLOPs (see
+`openkto/trainer/flops.py`) over the seconds of a step, over the rate at which the same process multiplies matrices:
+those of the model's own layers with the tokens of a large micro-batch, and large square ones; the best counts, before
+or after the training. The table is printed last.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.material import CLOCKS, SMALL, add_arguments, prepare
+from benchmarks.watch import PARTS, StepWatch
+from openkto.commands import train
+
+TOKENS = 2048  # rows of the matrices, about a micro-batch
+SECONDS_A_SHAPE = 1.0
+
+
+def matrix_rates(
+    shape: dict[str, int], dtype: torch.dtype, device: str, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Return the FLOP/s of matrix products, by name; each the median over a second."""
+    hidden, inner, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
+    products = {
+        "attention's projections": (TOKENS, hidden, hidden),
+        "MLP up": (TOKENS, hidden, inner),
+        "MLP down": (TOKENS, inner, hidden),
+        "head": (256, hidden, vocabulary),
+        "square of 2,048": (2048, 2048, 2048),
+        "square of 4,096": (4096, 4096, 4096),
+    }
+    rates = {}
+    for name, (rows, inside, columns) in products.items():
+        left = torch.randn(rows, inside, dtype=dtype, device=device)
+        right = torch.randn(columns, inside, dtype=dtype, device=device)
+        seconds: list[float] = []
+        while sum(seconds) < SECONDS_A_SHAPE or len(seconds) < 3:
+            started = clock()
+            F.linear(left, right)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(clock() - started)
+        rates[f"{name} ({rows} x {inside} by {inside} x {columns})"] = (
+            2 * rows * inside * columns / statistics.median(seconds)
+        )
+    return rates
+
+
+def main(argv: list[str]) -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser, batch=64, steps=2, max_len=1024)
+    args, flags = parser.parse_known_args(argv)
+    torch.set_num_threads(args.threads)
+    clock = CLOCKS[args.clock]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        rows, model = prepare(folder, args.rows, args.batch * (args.steps + 1), SMALL)
+        before = matrix_rates(SMALL, torch.float32, "cpu", clock)
+        watch = StepWatch(clock=clock)
+        train.main([*run_flags(folder, model, rows, args.batch, args.max_len, args.steps + 1), *flags])
+        after = matrix_rates(SMALL, torch.float32, "cpu", clock)
+    rates = {name: max(before[name], after[name]) for name in before}
+    print_tables(watch, rates, args.clock)
+    sys.stdout.flush()
+    os._exit(0)  # gloo may abort an exit that has nothing left to do
+
+
+def run_flags(folder: Path, model: Path, rows: Path, batch: int, max_len: int, steps: int) -> list[str]:
+    """Return the command line of the training that is measured: float32, on a CPU, the reference cached."""
+    return [
+        "--pretrain", f"{model}", "--dataset", f"{rows}", "--save_path", f"{folder}/ours", "--param_dtype", "fp32",
+        "--train_batch_size", f"{batch}", "--max_len", f"{max_len}", "--max_steps", f"{steps}", "--zero_stage", "0",
+        "--micro_train_batch_size", f"{batch}", "--max_tokens_per_micro_batch", "4096", "--ref_mode", "cached",
+        "--ref_cache_dir", f"{folder}/reference", "--data_cache_dir", f"{folder}/cache", "--use_tensorboard", "none",
+        "--learning_rate", "1e-6", "--eval_steps", "0", "--disable_ds_ckpt",
+    ]  # fmt: skip
+
+
+def print_tables(watch: StepWatch, rates: dict[str, float], clock: str) -> None:
+    """Print the rates, the use of the best of them, and the parts of the median step."""
+    best = max(rates, key=lambda name: rates[name])
+    steps = watch.steps[1:]
+    print("\n| product | GFLOP/s |\n| --- | --- |")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate / 1e9:.0f} |")
+    useful = statistics.median(step["useful_flops"] / step["seconds"] for step in steps)
+    seconds = statistics.median(step["seconds"] for step in steps)
+    print("\n| part of a step | seconds | share |\n| --- | --- | --- |")
+    for part in PARTS:
+        spent = statistics.median(step["parts"].get(part, 0.0) for step in steps)
+        print(f"| {part} | {spent:.3f} | {spent / seconds:.1%} |")
+    print(f"| whole | {seconds:.3f} | |")
+    print(
+        f"\n{len(steps)} steps of {steps[0]['rows']} rows, {statistics.median(s['tokens'] for s in steps):.0f} matched "
+        f"tokens, padding {statistics.median(s['padding'] for s in steps):.1%}; torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads, "
+        f"{clock} clock\n"
+        f"useful {useful / 1e9:.1f} GFLOP/s of {rates[best] / 1e9:.1f} ({best}): MFU {useful / rates[best]:.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,153 @@
+"""Watches a training run from outside: where the time of its steps goes, and what it computes.
+
+Methods of the library are replaced by ones that look at the clock, in this process alone.
+"""
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from benchmarks.counting import counter
+from openkto.data.loader import KTODataLoader
+from openkto.distributed.strategy import DeepspeedStrategy
+from openkto.models import Actor
+from openkto.trainer.kto_trainer import KTOTrainer
+from openkto.trainer.reference import AdapterReference, CachedReference, ModelReference
+from openkto.trainer.reporter import Reporter
+from openkto.trainer.throughput import peak_memory_gib
+
+PARTS = (
+    "matched forward", "backward", "mismatched forward", "reference", "optimizer", "data", "communication", "the rest",
+)  # fmt: skip
+
+
+class StepWatch:
+    """Records of each step its seconds, the seconds of its parts, its useful work and its tokens.
+
+    A part inside another counts once, as the inner one. The step numbered `counted_step` runs under torch's counter of
+    FLOPs, which slows it down.
+
+    Args:
+        counted_step: from 1; 0 counts none.
+        with_parts: whether to look at the clock around the parts; on a GPU that waits for it each time.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self, counted_step: int = 0, *, with_parts: bool = True, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.clock = clock
+        self.counted_step = counted_step
+        self.steps: list[dict[str, Any]] = []
+        self.computed_flops: float | None = None
+        self.began: float | None = None  # when the first step did, in seconds since the epoch
+        self._last = 0.0
+        self._parts: Counter[str] = Counter()
+        self._open: list[str] = []
+        self._since = 0.0
+        if with_parts:
+            self._watch_parts()
+        self._watch_steps()
+
+    def _watch_parts(self) -> None:
+        self._time(Actor, "forward", self._name_of_forward)
+        self._time(DeepspeedStrategy, "backward", lambda: "backward")
+        self._time(DeepspeedStrategy, "step", lambda: "optimizer")
+        for method in ("all_reduce", "gather_rows"):
+            self._time(DeepspeedStrategy, method, lambda: "communication")
+        for reference in (CachedReference, ModelReference, AdapterReference):
+            self._time(reference, "log_probs", lambda: "reference")
+        iterate = KTODataLoader.__iter__
+
+        def timed_iteration(loader: KTODataLoader) -> Iterator[Any]:
+            batches = iter(iterate(loader))
+            while True:
+                with self.part("data"):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+
+        KTODataLoader.__iter__ = timed_iteration  # type: ignore[method-assign]
+
+    def _name_of_forward(self) -> str:
+        if torch.is_grad_enabled():
+            return "matched forward"
+        return "reference" if "reference" in self._open else "mismatched forward"
+
+    def _watch_steps(self) -> None:
+        end_step, train_step = Reporter.step, KTOTrainer._train_step
+
+        def step(reporter: Reporter, batch: Any, report: Any, seconds: float, *, is_last: bool) -> None:
+            end_step(reporter, batch, report, seconds, is_last=is_last)
+            self._end(reporter.work.of(batch), report)
+
+        def counted(trainer: KTOTrainer, *values: Any, **named: Any) -> Any:
+            if self.began is None:
+                self.began, self._last = time.time(), self.clock()
+                self._parts.clear()
+            if trainer.run.step != self.counted_step:
+                return train_step(trainer, *values, **named)
+            with counter() as flops:
+                result = train_step(trainer, *values, **named)
+            self.computed_flops = flops.get_total_flops()
+            return result
+
+        Reporter.step = step  # type: ignore[method-assign]
+        KTOTrainer._train_step = counted  # type: ignore[method-assign]
+
+    def _end(self, useful_flops: float, report: Any) -> None:
+        _wait_for_gpu()
+        now = self.clock()
+        seconds = now - self._last
+        self.steps.append(
+            {
+                "seconds": seconds,
+                "parts": dict(self._parts) | {"the rest": seconds - sum(self._parts.values())},
+                "useful_flops": useful_flops,
+                "rows": report.counts.rows,
+                "tokens": report.counts.matched_tokens,
+                "peak_gib": peak_memory_gib(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+                "padding": 1 - (report.counts.matched_tokens + report.counts.mismatched_tokens) / report.counts.slots,
+            }
+        )
+        self._parts.clear()
+        self._last = now
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the seconds inside under this name, those of a part inside it left out."""
+        self._turn()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._open.pop()
+
+    def _turn(self) -> None:
+        _wait_for_gpu()
+        now = self.clock()
+        if self._open:
+            self._parts[self._open[-1]] += now - self._since
+        self._since = now
+
+    def _time(self, owner: type, method: str, name: Callable[[], str]) -> None:
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def timed(*values: Any, **named: Any) -> Any:
+            with self.part(name()):
+                return original(*values, **named)
+
+        setattr(owner, method, timed)
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,144 @@
+"""The useful work of a step in FLOPs: what must be computed, whatever the hardware and the batching.
+
+Counted are the products of matrices: the linear layers on real tokens, attention on the pairs of a token with itself
+and what is before it, and the head on the positions that predict a scored token. Not counted: padding, recomputation,
+the other half of attention's square, and what is no product.
+
+Shapes:  B = rows in a micro-batch.
+Units:   FLOPs; a multiplication with its addition is two.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from openkto.data.loader import MicroBatch, RankBatch
+from openkto.distributed.gather import whole_shape
+
+
+@dataclass(frozen=True)
+class ForwardWork:
+    """What a model's forward multiplies.
+
+    Args:
+        body: the weights of linear layers that a token meets.
+        head: those of the head.
+        trainable_body, trainable_head: of them, those whose gradient is computed.
+        attention: for each kind of attention layer, (its window in tokens or None, query heads times their size, over
+            all layers of the kind).
+    """
+
+    body: float
+    head: float
+    trainable_body: float
+    trainable_head: float
+    attention: tuple[tuple[int | None, int], ...]
+
+    def forward(self, lengths_B: Tensor, scored: int) -> float:
+        """Return the work of a forward on rows of these lengths, of whose tokens so many are scored."""
+        return 2 * (self.body * int(lengths_B.sum()) + self.head * scored) + self._attention(lengths_B)
+
+    def training(self, lengths_B: Tensor, scored: int) -> float:
+        """Return the work of a forward and its backward.
+
+        The backward pass goes once more through each weight, and once more for the gradient of each that trains; of
+        attention's two products each gives two.
+        """
+        own = 2 * (self.trainable_body * int(lengths_B.sum()) + self.trainable_head * scored)
+        return 2 * self.forward(lengths_B, scored) + self._attention(lengths_B) + own
+
+    def _attention(self, lengths_B: Tensor) -> float:
+        # Scores and values: two products for each pair of tokens.
+        return sum(2 * 2 * size * attended_pairs(lengths_B, window) for window, size in self.attention)
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The work of a step on this rank: training on the matched rows, the policy on the mismatched, the reference.
+
+    Args:
+        policy: the model that trains.
+        reference: the model that the step's forwards of the reference go through, or None where these are cached.
+    """
+
+    policy: ForwardWork
+    reference: ForwardWork | None
+
+    def of(self, batch: RankBatch) -> float:
+        """Return the FLOPs that this share of a global batch needs."""
+        flops = 0.0
+        for lengths_B, scored in _sizes(batch.matched, ""):
+            flops += self.policy.training(lengths_B, scored)
+            flops += self.reference.forward(lengths_B, scored) if self.reference else 0.0
+        for lengths_B, scored in _sizes(batch.mismatched, "kl_"):
+            flops += self.policy.forward(lengths_B, scored)
+            flops += self.reference.forward(lengths_B, scored) if self.reference else 0.0
+        return flops
+
+
+def _sizes(micro_batches: list[MicroBatch], prefix: str) -> Iterator[tuple[Tensor, int]]:
+    """Yield the lengths of each micro-batch's real rows, and how many of their tokens are scored."""
+    for micro_batch in micro_batches:
+        scored_BT = micro_batch[f"{prefix}loss_mask"]
+        yield micro_batch[f"{prefix}attention_mask"].sum(1)[scored_BT.any(1)], int(scored_BT.sum())
+
+
+def step_work(actor: Any, ref_model: Any) -> StepWork:
+    """Return the work of a step of this `Actor`.
+
+    Args:
+        ref_model: as `KTOTrainer` takes it: a model or engine; a cache, which costs no forward; or None for the policy
+            with its adapter off.
+    """
+    if ref_model is None:
+        return StepWork(forward_work(actor), forward_work(actor, adapter_off=True))
+    if not isinstance(ref_model, nn.Module):
+        return StepWork(forward_work(actor), None)
+    # At ZeRO-3 it is an engine around the model.
+    inner = ref_model if hasattr(ref_model, "language_model") else ref_model.module
+    return StepWork(forward_work(actor), forward_work(inner))
+
+
+def attended_pairs(lengths_B: Tensor, window: int | None) -> int:
+    """Return how many (token, token it sees) pairs rows of these lengths have, each token seeing itself."""
+    if window is None:
+        return int((lengths_B * (lengths_B + 1) // 2).sum())
+    inside_B = lengths_B.clamp(max=window)
+    return int((inside_B * (inside_B + 1) // 2 + (lengths_B - inside_B) * window).sum())
+
+
+def forward_work(actor: Any, *, adapter_off: bool = False) -> ForwardWork:
+    """Return what a forward of this `Actor` multiplies.
+
+    Args:
+        adapter_off: as its own reference, without the adapter's weights.
+    """
+    model = actor.language_model
+    head = model.get_output_embeddings().weight
+    body = trainable_body = 0.0
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            continue
+        for parameter in module.parameters(recurse=False):
+            shape = whole_shape(parameter)
+            if len(shape) < 2 or parameter is head or (adapter_off and parameter.requires_grad):
+                continue
+            # Experts lie in one parameter, of which a token meets some.
+            share = actor.experts_per_token / actor.num_experts if actor.num_experts and len(shape) == 3 else 1.0
+            body += share * shape.numel()
+            trainable_body += share * shape.numel() * parameter.requires_grad
+    weights = float(whole_shape(head).numel())
+    return ForwardWork(body, weights, trainable_body, weights * head.requires_grad, _attention_layers(model.config))
+
+
+def _attention_layers(config: Any) -> tuple[tuple[int | None, int], ...]:
+    known = config.get_text_config().to_dict()
+    heads = known["num_attention_heads"]
+    size = heads * (known.get("head_dim") or known["hidden_size"] // heads)
+    window = known.get("sliding_window")
+    every = "sliding_attention" if window else "full_attention"
+    kinds = known.get("layer_types") or [every] * known["num_hidden_layers"]
+    windows = {"full_attention": None, "sliding_attention": window}
+    return tuple((windows[kind], size * kinds.count(kind)) for kind in sorted(set(kinds)) if kind in windows)

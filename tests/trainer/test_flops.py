@@ -1,0 +1,93 @@
+"""The useful work of a step, against torch's own count of what a forward and a backward multiply."""
+
+import pytest
+import torch
+import transformers
+
+from benchmarks.counting import counter
+from openkto.config import LoraConfig
+from openkto.data.loader import KTODataLoader
+from openkto.models import Actor
+from openkto.trainer.flops import ForwardWork, StepWork, attended_pairs, forward_work, step_work
+from tests.tiny import VOCABULARY, tiny_llama, token_rows
+
+LENGTH, SCORED = 12, 7
+
+
+def counted(actor: Actor, *, backward: bool) -> tuple[float, float, float]:
+    """Return torch's count for two rows of one length: linear layers with the head, attention, the head alone."""
+    ids = torch.randint(3, VOCABULARY, (2, LENGTH))
+    scored = torch.zeros_like(ids, dtype=torch.bool)
+    scored[:, LENGTH - SCORED :] = True
+    with counter() as count:
+        log_prob = actor(ids, torch.ones_like(ids), scored).log_prob_B
+        if backward:
+            log_prob.sum().backward()
+    counts = count.get_flop_counts()["Global"]
+    attention = sum(n for op, n in counts.items() if "bmm" in str(op) and "addbmm" not in str(op))
+    return sum(counts.values()) - attention, attention, 2 * 2 * SCORED * actor.model.config.vocab_size * 32
+
+
+def eager(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    model.set_attn_implementation("eager")  # whose products torch counts as such, the whole square of them
+    return model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_full_models_work_is_what_torch_counts(tied):
+    actor = Actor(eager(tiny_llama(tie_word_embeddings=tied)))
+    work, lengths = forward_work(actor), torch.tensor([LENGTH, LENGTH])
+    square = (LENGTH + 1) / (2 * LENGTH)  # what a causal model needs of attention's square
+    with torch.no_grad():
+        linear, attention, _ = counted(actor, backward=False)
+    assert work.forward(lengths, 2 * SCORED) == linear + attention * square
+    linear, attention, head = counted(actor, backward=True)
+    # The backward pass runs the head once more instead of keeping its logits: computed, not useful.
+    assert work.training(lengths, 2 * SCORED) == linear - head + attention * square
+
+
+def test_frozen_weights_cost_no_gradient_of_their_own():
+    model = eager(tiny_llama())
+    actor = Actor(model, lora=LoraConfig(lora_rank=4))
+    model.enable_input_require_grads()  # else the first layer needs no gradient of its input
+    linear, attention, head = counted(actor, backward=True)
+    work = forward_work(actor).training(torch.tensor([LENGTH, LENGTH]), 2 * SCORED)
+    assert work == linear - head + attention * (LENGTH + 1) / (2 * LENGTH)
+    off = forward_work(actor, adapter_off=True)
+    assert off.body == forward_work(Actor(tiny_llama())).body
+    assert off.trainable_body == off.trainable_head == 0
+
+
+def test_a_token_meets_some_experts_and_the_window_alone():
+    settings = dict(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, sliding_window=5,
+    )  # fmt: skip
+    actor = Actor(transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings)))
+    work = forward_work(actor)
+    # Two layers: queries and outputs, keys and values of half as many heads, the router, two of four experts.
+    assert work.body == 2 * (2 * 32 * 32 + 2 * 32 * 16 + 4 * 32 + 2 * 3 * 32 * 48)
+    assert work.attention == ((5, 2 * 32),)
+
+
+def test_pairs_of_a_causal_model_by_hand():
+    # Lengths 3 and 6: 1 + 2 + 3 and 1 + ... + 6; at most 4 back and forth: 1 + 2 + 3 + 4 + 4 + 4.
+    assert attended_pairs(torch.tensor([3, 6]), None) == 6 + 21
+    assert attended_pairs(torch.tensor([3, 6]), 4) == 6 + 18
+
+
+def test_a_step_counts_the_forwards_that_it_needs():
+    rows = token_rows([True, False, True, False, True])
+    batch = next(iter(KTODataLoader(rows, 5, 2)))
+    unit = ForwardWork(body=1, head=0, trainable_body=1, trainable_head=0, attention=())
+    matched = int((rows.prompt_lengths + rows.completion_lengths).sum())
+    mismatched = matched  # the same prompts and completions, paired otherwise
+    assert StepWork(unit, None).of(batch) == 2 * (3 * matched + mismatched)
+    assert StepWork(unit, unit).of(batch) == 2 * (4 * matched + 2 * mismatched)
+
+
+def test_a_cache_costs_no_forward_and_an_adapter_is_its_own_reference():
+    actor = Actor(tiny_llama(), lora=LoraConfig(lora_rank=4))
+    assert step_work(actor, object()).reference is None
+    assert step_work(actor, None).reference == forward_work(actor, adapter_off=True)
+    assert step_work(actor, Actor(tiny_llama())).reference == forward_work(Actor(tiny_llama()))
