@@ -64,6 +64,7 @@ class RankBatch(NamedTuple):
     kl_rows: NDArray[np.int64]  # [N] whose completion each was paired with; empty without mismatched pairs
     same_prompt: int  # pairs of the whole batch that share their prompt
     same_completion: int  # pairs on this rank with another prompt whose completion equals the row's own
+    desirable_tokens: int  # on this rank: the scored tokens of the desirable rows
     matched_lines: list[int]  # [R] how many lines each rank's matched micro-batches have together, dummies too
     matched_tokens: int  # of the whole batch, as all below
     mismatched_tokens: int
@@ -239,10 +240,12 @@ class KTODataLoader:
         lengths_N = self.pair_lengths(index_N, index_N)
         plan = self.plan(lengths_N, with_gradient=self.shuffle)
         matched = [self._matched(index_N[shares[self.rank]]) for shares in plan]
+        desirable = sum(int(m["loss_mask"][m["label"]].sum()) for m in matched)
         lines = [sum(max(1, len(shares[rank])) for shares in plan) for rank in range(self.world_size)]
         slots, tokens = self._slots(plan, lengths_N), int(lengths_N.sum())
         if not self.needs_mismatched:
-            return RankBatch(matched, [], rows_N, np.empty(0, dtype=np.int64), 0, 0, lines, tokens, 0, slots)
+            pairs = (np.empty(0, dtype=np.int64), 0, 0)
+            return RankBatch(matched, [], rows_N, *pairs, desirable, lines, tokens, 0, slots)
         keys_N = data.prompt_keys[index_N]
         partner_N = pair_mismatched(keys_N)
         same_prompt = int(np.sum(keys_N == keys_N[partner_N]))
@@ -256,7 +259,7 @@ class KTODataLoader:
             same_completion += same
         slots, others = slots + self._slots(plan, pair_lengths_N), int(pair_lengths_N.sum())
         pairs = (rows_N[partner_N], same_prompt, same_completion)
-        return RankBatch(matched, mismatched, rows_N, *pairs, lines, tokens, others, slots)
+        return RankBatch(matched, mismatched, rows_N, *pairs, desirable, lines, tokens, others, slots)
 
     def _slots(self, plan: Plan, lengths_N: IntArray) -> int:
         """Return the places for tokens that all ranks' forwards of a plan run through."""

@@ -8,6 +8,7 @@ Shapes:  B = rows in a micro-batch.
 Units:   FLOPs; a multiplication with its addition is two.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,12 @@ class ForwardWork:
     trainable_body: float
     trainable_head: float
     attention: tuple[tuple[int | None, int], ...]
+
+    @property
+    def attention_length(self) -> float:
+        """The tokens of a row whose attention multiplies as much as the linear layers of the body do."""
+        whole = sum(size for window, size in self.attention if window is None)
+        return self.body / whole if whole else math.inf
 
     def forward(self, lengths_B: Tensor, scored: int) -> float:
         """Return the work of a forward on rows of these lengths, of whose tokens so many are scored."""

@@ -92,11 +92,7 @@ def forward_without_gradient(
     ]
     pairs_L2 = torch.cat(pairs) if pairs else torch.zeros(0, 2, dtype=torch.float64, device=device)
     # A dummy's log-ratio is 0.
-    own = [
-        sum(int(m["loss_mask"][m["label"]].sum()) for m in batch.matched),
-        batch.same_completion,
-    ]
-    known = torch.tensor(own, dtype=torch.float64).to(device, non_blocking=True)
+    known = torch.tensor([batch.desirable_tokens, batch.same_completion], dtype=torch.float64).to(device)
     totals = strategy.all_reduce(torch.cat([pairs_L2[:, 1].sum()[None], known]))
     if loss.needs_z_ref:
         z_ref, mean = reference_point(totals[0], totals.new_tensor(len(batch.rows))), totals[0] / len(batch.rows)

@@ -240,9 +240,9 @@ class KTOTrainer:
         return total_steps(len(self.train_dataloader), self.max_epochs, max_steps)
 
     def _tell_loaders(self) -> None:
-        """Let the loaders plan for how the model runs rows: packed or padded."""
+        """Let the loaders plan for how the model runs rows: packed or padded, and at what cost."""
         for loader in (self.train_dataloader, *self.eval_dataloaders.values()):
-            loader.packed = self.model.module.packs
+            loader.packed, loader.attention_length = self.model.module.packs, self.work.policy.attention_length
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
         checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)

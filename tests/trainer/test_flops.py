@@ -35,7 +35,7 @@ def eager(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_full_models_work_is_what_torch_counts(tied):
-    actor = Actor(eager(tiny_llama(tie_word_embeddings=tied)))
+    actor = Actor(eager(tiny_llama(tie_word_embeddings=tied)), packing="off")
     work, lengths = forward_work(actor), torch.tensor([LENGTH, LENGTH])
     square = (LENGTH + 1) / (2 * LENGTH)  # what a causal model needs of attention's square
     with torch.no_grad():
@@ -48,7 +48,7 @@ def test_a_full_models_work_is_what_torch_counts(tied):
 
 def test_frozen_weights_cost_no_gradient_of_their_own():
     model = eager(tiny_llama())
-    actor = Actor(model, lora=LoraConfig(lora_rank=4))
+    actor = Actor(model, packing="off", lora=LoraConfig(lora_rank=4))
     model.enable_input_require_grads()  # else the first layer needs no gradient of its input
     linear, attention, head = counted(actor, backward=True)
     work = forward_work(actor).training(torch.tensor([LENGTH, LENGTH]), 2 * SCORED)
@@ -91,3 +91,11 @@ def test_a_cache_costs_no_forward_and_an_adapter_is_its_own_reference():
     assert step_work(actor, object()).reference is None
     assert step_work(actor, None).reference == forward_work(actor, adapter_off=True)
     assert step_work(actor, Actor(tiny_llama())).reference == forward_work(Actor(tiny_llama()))
+
+
+def test_attention_weighs_as_much_as_the_rest_at_a_length_of_its_own():
+    work = ForwardWork(body=6400.0, head=0.0, trainable_body=0.0, trainable_head=0.0, attention=((None, 64),))
+    assert work.attention_length == 100
+    assert work.forward(torch.tensor([1000]), 0) / work.forward(torch.tensor([100]), 0) == pytest.approx(55, rel=0.01)
+    windows_alone = ForwardWork(6400.0, 0.0, 0.0, 0.0, ((8, 64),))
+    assert windows_alone.attention_length == float("inf")
