@@ -116,6 +116,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, batch: int, steps: int, ma
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of each process (%(default)s)"
     )
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="`processor` counts a process's own seconds: for a machine with other work on it, with --threads 1",
+    )
 
 
 def prepare(folder: Path, rows: Path | None, needed: int, shape: dict[str, Any]) -> tuple[Path, Path]:
