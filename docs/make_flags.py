@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from openkto.config import SECTIONS, default_text, settings
-from openkto.flags import LATER, MERGE, TITLES, TRAIN_ONLY, RunOptions
+from openkto.flags import MERGE, TITLES, TRAIN_ONLY, RunOptions
 from openkto.values import rule
 
 HEAD = """# Flags
@@ -51,16 +51,6 @@ def page() -> str:
             lines.append(f"| `--{name}` | {item.metadata['option'].openrlhf} | {default_text(item)} |")
     lines.append("| `--pretrain` | bigscience/bloomz-1b7 | required |")
     lines.append("| `--use_wandb` | an API key | on or off |")
-    lines += [
-        "",
-        "## Not in this version\n",
-        "Accepted when off, an error otherwise.\n",
-        "| flag | off |",
-        "| --- | --- |",
-    ]
-    for name, (_, off_values) in LATER.items():
-        off = " or ".join(str(value).lower() for value in off_values) or "left out"
-        lines.append(f"| `--{name}` | {off} |")
     return "\n".join(lines) + "\n"
 
 

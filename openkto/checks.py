@@ -6,14 +6,12 @@ import dataclasses
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Callable
 
 from openkto.config import (
     FLOORED_SCHEDULES,
     LOSSES_WITH_Z_REF,
     TOKEN_LOSSES,
     DataConfig,
-    DeepspeedConfig,
     LoraConfig,
     LossConfig,
     OptimConfig,
@@ -23,10 +21,8 @@ from openkto.config import (
     split_eval_set,
     trains_adapter,
 )
-from openkto.errors import ConfigError
-
-# Says where a setting was given: "--beta" or "run.yaml: beta".
-Place = Callable[[str], str]
+from openkto.engine_checks import Place, check_engine, engine_warnings
+from openkto.errors import fail as _fail
 
 HIGH_LEARNING_RATE = 5e-5
 
@@ -45,7 +41,7 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
         return []
     _check_data(config.data, place)
     _check_packages(config, place)
-    _check_deepspeed(config.deepspeed, config.model.param_dtype, place)
+    check_engine(config, place)
     if config.lora.load_in_4bit and config.deepspeed.zero_stage == 3:
         _fail(
             place("load_in_4bit"),
@@ -75,22 +71,11 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
     return _training_warnings(config, place)
 
 
-def _fail(place: str, rule: str, got: str, cure: str) -> None:
-    raise ConfigError(f"{place}: {rule}; got {got}. {cure}")
-
-
 def _check_model(config: RunConfig, place: Place) -> None:
     model = config.model
     for name, path in (("pretrain", model.pretrain), ("ref_pretrain", model.ref_pretrain)):
         if path and path.startswith(("/", "./", "../")) and not os.path.isdir(path):
             _fail(place(name), "must be a Hugging Face name or a folder that exists", repr(path), "Check the path.")
-    if model.gradient_checkpointing_use_reentrant and not model.gradient_checkpointing:
-        _fail(
-            place("gradient_checkpointing_use_reentrant"),
-            "goes with --gradient_checkpointing",
-            "it alone",
-            "Add --gradient_checkpointing, or leave it out.",
-        )
 
 
 def _check_merge(config: RunConfig, place: Place) -> None:
@@ -225,6 +210,8 @@ def check_template(place: str, template: str | None, apply_chat_template: bool) 
 def _check_packages(config: RunConfig, place: Place) -> None:
     if config.model.use_ms:
         need_package(place("use_ms"), "modelscope", "modelscope")
+    if config.model.use_liger_kernel:
+        need_package(place("use_liger_kernel"), "liger_kernel", "liger-kernel")
     if config.lora.load_in_4bit:
         need_package(place("load_in_4bit"), "bitsandbytes", "bitsandbytes")
     if config.output.use_wandb:
@@ -237,35 +224,6 @@ def need_package(place: str, package: str, install: str) -> None:
         _fail(
             place, f"needs the package {package}", "a Python without it", f"Run pip install {install}, or leave it out."
         )
-
-
-def _check_deepspeed(deepspeed: DeepspeedConfig, param_dtype: str | None, place: Place) -> None:
-    if deepspeed.grad_accum_dtype == "bf16" and deepspeed.zero_stage == 0:
-        _fail(
-            place("grad_accum_dtype"),
-            "must be fp32 at --zero_stage 0, which keeps gradients in fp32",
-            "bf16",
-            "Leave it out, or take --zero_stage 1.",
-        )
-    if param_dtype == "fp16" and deepspeed.zero_stage == 0:
-        _fail(
-            place("param_dtype"),
-            "fp16 needs a ZeRO stage, whose optimizer sees every overflow",
-            "--zero_stage 0",
-            "Take --zero_stage 1, or bf16.",
-        )
-    if deepspeed.grad_accum_dtype == "bf16" and param_dtype in ("fp16", "fp32"):
-        _fail(place("grad_accum_dtype"), f"must be fp32 with --param_dtype {param_dtype}", "bf16", "Leave it out.")
-    if deepspeed.adam_offload and deepspeed.zero_stage == 0:
-        _fail(
-            place("adam_offload"),
-            "needs a ZeRO stage that shards the optimizer",
-            "--zero_stage 0",
-            "Take --zero_stage 1, 2 or 3, or leave it out.",
-        )
-    # What stands in the file is judged by openkto/distributed/ds_config.py, when the strategy is made.
-    if deepspeed.ds_config is not None and not os.path.isfile(deepspeed.ds_config):
-        _fail(place("ds_config"), "must be a JSON file", f"{deepspeed.ds_config!r}, no file", "Check the path.")
 
 
 def _check_micro_batches(config: RunConfig, place: Place) -> None:
@@ -365,8 +323,7 @@ def _training_warnings(config: RunConfig, place: Place) -> list[str]:
         warnings.append(f"{place('ref_cache_dir')}: has no effect, as nothing is cached with this reference.")
     if config.train.eval_steps > 0 and not config.data.eval_dataset:
         warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset.")
-    if config.deepspeed.overlap_comm and config.deepspeed.zero_stage == 0:
-        warnings.append(f"{place('overlap_comm')}: has no effect at --zero_stage 0.")
+    warnings += engine_warnings(config, place)
     if config.optim.lr_scheduler not in FLOORED_SCHEDULES and config.optim.min_lr_ratio != OptimConfig().min_lr_ratio:
         warnings.append(f"{place('min_lr_ratio')}: has no effect, as {config.optim.lr_scheduler} has no floor.")
     same = {path for _, path in map(split_eval_set, config.data.eval_dataset)} & set(config.data.dataset)

@@ -125,8 +125,17 @@ class ModelConfig:
         choices=DTYPES,
         default_text="the same as --param_dtype; merged, the base model's",
     )
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, slower")
+    gradient_checkpointing: bool | str = option(
+        False,
+        "recompute activations in the backward pass: all of them, or, selective, all but the results of matrix "
+        "products and attention: less memory, slower",
+        choices=("true", "false", "selective"),
+    )
     gradient_checkpointing_use_reentrant: bool = option(False, "use torch's reentrant form of gradient checkpointing")
+    use_liger_kernel: bool = option(
+        False, "take the Liger package's fused norms, rotary positions and SwiGLU in known models; needs a GPU"
+    )
+    torch_compile: bool = option(False, "compile the model's layers with torch.compile: a slow start, faster steps")
 
 
 @dataclass(frozen=True)
@@ -250,8 +259,47 @@ class DeepspeedConfig:
     zero_stage: int = option(
         2, "ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also parameters", at_least=0, below=4
     )
+    zpg: int = option(
+        1,
+        "ZeRO++: ranks that hold a whole copy of the parameters between them for the backward pass, such as the GPUs "
+        "of a node; 1 is off; --zero_stage 3",
+        "ranks",
+        at_least=1,
+        below=LARGE,
+    )
+    zero_quantized_weights: bool = option(
+        False, "ZeRO++: send parameters in 8 bits, which rounds them; --zero_stage 3, a GPU"
+    )
+    zero_quantized_gradients: bool = option(
+        False, "ZeRO++: send gradients between nodes in 4 bits, which rounds them; --zero_stage 3, fp16, a GPU"
+    )
     ref_offload: bool = option(False, "keep the reference's parameters in CPU memory")
-    adam_offload: bool = option(False, "keep the optimizer's states in CPU memory")
+    adam_offload: bool = option(
+        False, "keep the optimizer's states in CPU memory, and update there, with DeepSpeed's CPU Adam beside a GPU"
+    )
+    param_offload: bool = option(False, "keep the policy's parameters in CPU memory; --zero_stage 3")
+    offload_nvme_path: str | None = option(
+        None,
+        "a folder on a local NVMe disk where --adam_offload and --param_offload keep things instead; --zero_stage 3",
+        is_path=True,
+        default_text="CPU memory",
+    )
+    reduce_bucket_size: int | None = option(
+        None,
+        "reduce so many gradients at a time: a buffer of that size",
+        "elements",
+        at_least=1,
+        below=LARGE,
+        default_text="5e7, or all that train if fewer",
+    )
+    allgather_bucket_size: int | None = option(
+        None,
+        "at --zero_stage 3 gather so many parameters ahead of their use",
+        "elements",
+        at_least=1,
+        below=LARGE,
+        default_text="5e7",
+    )
     grad_accum_dtype: str | None = option(
         None,
         "the dtype in which gradients add up",
@@ -260,6 +308,9 @@ class DeepspeedConfig:
         openrlhf="the model's own",
     )
     overlap_comm: bool = option(False, "reduce gradients while the backward pass goes on")
+    deepcompile: bool = option(
+        False, "let DeepSpeed compile the policy, communication included; needs a GPU and --zero_stage 1, 2 or 3"
+    )
     ds_config: str | None = option(
         None, "a DeepSpeed JSON file laid over the computed configuration", default_text="none", is_path=True
     )

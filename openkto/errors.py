@@ -3,6 +3,8 @@
 Every message has the form "place: rule; got value. Cure."
 """
 
+from typing import NoReturn
+
 
 class OpenKTOError(Exception):
     """Something that the user can act on; printed as one sentence, a traceback only with --debug."""
@@ -34,3 +36,8 @@ class StopError(OpenKTOError):
 
 class CheckpointError(OpenKTOError):
     """A checkpoint cannot be written, read or gone on from."""
+
+
+def fail(place: str, rule: str, got: str, cure: str) -> NoReturn:
+    """Raise a ConfigError in the form that all of them have."""
+    raise ConfigError(f"{place}: {rule}; got {got}. {cure}")

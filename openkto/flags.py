@@ -21,7 +21,7 @@ from openkto import __version__
 from openkto.checks import check
 from openkto.config import SECTIONS, Option, RunConfig, default_text, from_flat, option, settings
 from openkto.errors import ConfigError
-from openkto.values import Given, Raw, convert, convert_one, is_list, kind_of, rule
+from openkto.values import Given, Raw, convert, is_list, kind_of, rule
 
 Command = Literal["train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
 
@@ -63,20 +63,13 @@ TRAIN_ONLY = (
     - {"load_in_4bit", "micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
     | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
     | {"gradient_checkpointing_use_reentrant", "ref_cache_dir", "adam_offload", "grad_accum_dtype", "overlap_comm"}
-    | {"ref_sync_steps", "ref_sync_alpha"}
+    | {"ref_sync_steps", "ref_sync_alpha", "param_offload", "offload_nvme_path", "reduce_bucket_size"}
+    | {"zero_quantized_gradients", "torch_compile", "deepcompile"}
 )
 
 # All that the commands take which make one folder out of another.
 MERGE = {"pretrain", "save_path", "export_dtype", "trust_remote_code", "disable_fast_tokenizer", "config", "debug"}
 ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint"}}
-
-# Flags of OpenRLHF, the last before 0.9, for what this version does not have: what it is, and the values that ask for
-# nothing.
-LATER: dict[str, tuple[str, tuple[bool | int | float | str, ...]]] = {
-    "use_liger_kernel": ("the Liger kernel is", (False,)),
-    "deepcompile": ("DeepCompile is", (False,)),
-    "zpg": ("ZeRO++ is", (1,)),
-}
 
 # What other programs, and older OpenRLHF, call a setting that has another name here.
 OTHER_NAMES = {
@@ -121,9 +114,6 @@ def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
     option_fields = {item.name: item for item in dataclasses.fields(RunOptions) if item.metadata}
     options = {name: convert(option_fields[name], flags.pop(name)) for name in option_fields if name in flags}
     given = (_read_yaml(options["config"]) if "config" in options else {}) | flags
-    for name in LATER:
-        if name in given:
-            _refuse_later(name, given.pop(name))
     known = settings()
     values = {name: convert(known[name], one) for name, one in given.items()}
 
@@ -188,13 +178,6 @@ def _parser(command: Command) -> ArgumentParser:
         for item in dataclasses.fields(section):
             if item.name in offered:
                 _add_flag(group, item)
-    if command in ALL_OF:
-        return parser
-    group = parser.add_argument_group("not in this version (accepted when off)")
-    for name, (_, off) in LATER.items():
-        is_switch = any(value is False for value in off)
-        many: dict[str, Any] = SWITCH if is_switch else {}
-        group.add_argument(f"--{name}", type=str, metavar="true|false" if is_switch else "VALUE", **many)
     return parser
 
 
@@ -220,8 +203,7 @@ def _offered(command: Command) -> set[str]:
 def _check_names(argv: list[str], command: Command) -> None:
     """Refuse unknown flags by name, before the parser sees their values (one of them may be a key)."""
     lists = {name for name, item in settings().items() if is_list(item)}
-    later = set() if command in ALL_OF else LATER.keys()
-    offered = _offered(command) | later | {"help", "version"}
+    offered = _offered(command) | {"help", "version"}
     seen: set[str] = set()
     for token in argv:
         is_flag = token.startswith("--") or (re.match("-[A-Za-z]", token) and " " not in token)
@@ -271,7 +253,7 @@ def _read_yaml(path: str) -> dict[str, Given]:
         got = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "plain text"
         raise ConfigError(f"{path}: must hold lines of the form 'name: value'; got {got}. See configs/ for examples.")
     found: dict[str, Given] = {}
-    known = settings().keys() | LATER.keys()
+    known = set(settings())
     for key_node, value_node in root.value:
         key = str(key_node.value)
         place = f"{path}: {key}"
@@ -297,19 +279,3 @@ def _plain(node: yaml.Node, place: str) -> Raw:
     raise ConfigError(
         f"{place}: must be a value or a list of values; got something nested. Names are flat, see --help."
     )
-
-
-def _refuse_later(name: str, given: Given) -> None:
-    """Refuse a flag whose feature this version does not have, unless its value asks for nothing."""
-    what, off_values = LATER[name]
-    texts = given.raw if isinstance(given.raw, list) else [given.raw]
-    for off in off_values:
-        kind = "str" if isinstance(off, str) else "bool" if isinstance(off, bool) else "float"
-        try:
-            if [convert_one(text, kind, Option("")) for text in texts] == [off]:
-                return
-        except ValueError:
-            continue
-    if given.raw is not None:
-        got = " ".join(str(text) for text in texts)
-        raise ConfigError(f"{given.place}: {what} not in this version; got {got}. Leave it out.")

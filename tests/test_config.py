@@ -66,6 +66,7 @@ def test_defaults_are_those_of_the_flags_page():
         "adam_betas": (0.9, 0.95),
         "max_norm": 1.0,
         "zero_stage": 2,
+        "zpg": 1,
         "ref_sync_steps": 0,
         "ref_sync_alpha": 0.6,
         "local_rank": -1,
@@ -133,7 +134,7 @@ def values_of(item) -> st.SearchStrategy:
         "float": floats,
         "float | str": floats,
         "bool": st.booleans(),
-        "bool | str": st.booleans() | NAME,
+        "bool | str": st.booleans() | (st.just(known.choices[-1]) if known.choices else NAME),
         "str": st.just("0:01:02:03")
         if known.is_duration
         else st.sampled_from(known.choices)
@@ -152,6 +153,10 @@ def values_of(item) -> st.SearchStrategy:
 FIXED = {
     "ref_sync_steps": 0,
     "use_ms": False,
+    "use_liger_kernel": False,
+    "deepcompile": False,
+    "zero_quantized_gradients": False,
+    "offload_nvme_path": None,
     "load_in_4bit": False,
     "use_wandb": False,
     "ds_config": None,
@@ -168,6 +173,8 @@ def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
         flat["dataset"] = ["one", "two words"]
     if isinstance(flat["max_tokens_per_micro_batch"], int):
         flat["max_tokens_per_micro_batch"] = max(flat["max_tokens_per_micro_batch"], flat["max_len"])
+    if flat["zero_stage"] != 3:
+        flat |= {"zpg": 1, "zero_quantized_weights": False, "param_offload": False}
     if flat["loss_type"] != "kto_humanline":
         flat |= {"humanline_low": -1.0, "humanline_high": 1.5}
     config = from_flat(flat)

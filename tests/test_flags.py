@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from openkto.config import settings
 from openkto.errors import ConfigError
-from openkto.flags import LATER, OTHER_NAMES, parse
+from openkto.flags import OTHER_NAMES, parse
 
 NEEDED = ["--pretrain", "m", "--dataset", "rows.jsonl"]
 
@@ -201,8 +201,42 @@ SENTENCES = [
      "leave it out."),
     ("--keep_best los", "--keep_best: must be one of rewards/auc, rewards/accuracy, rewards/margins, rewards/chosen, "
      "loss or rewards/rejected; got 'los'. Correct it, or leave it out."),
-    ("--zpg 2", "--zpg: ZeRO++ is not in this version; got 2. Leave it out."),
-    ("--use_liger_kernel", "--use_liger_kernel: the Liger kernel is not in this version; got true. Leave it out."),
+    ("--zpg 2", "--zpg: needs --zero_stage 3: a second copy is of parameters that are sharded; got --zero_stage 2. "
+     "Take --zero_stage 3, or leave it out."),
+    ("--zpg 0", "--zpg: must be a whole number of at least 1 and below 2147483648; got '0'. Correct it, or leave it "
+     "out."),
+    ("--param_offload --zero_stage 1", "--param_offload: needs --zero_stage 3: parameters are moved where they are "
+     "sharded; got --zero_stage 1. Take --zero_stage 3, or leave it out."),
+    ("--adam_offload --offload_nvme_path .", "--offload_nvme_path: needs --zero_stage 3: only that stage uses a disk; "
+     "got --zero_stage 2. Take --zero_stage 3, or leave it out."),
+    ("--offload_nvme_path . --zero_stage 3", "--offload_nvme_path: says where --adam_offload and --param_offload keep "
+     "things; got neither. Add one of them, or leave it out."),
+    ("--adam_offload --offload_nvme_path none --zero_stage 3", "--offload_nvme_path: must be a folder that exists and "
+     "can be written, on every node; got 'none'. Make it, or name another."),
+    ("--zero_quantized_weights", "--zero_quantized_weights: needs --zero_stage 3: only that stage sends parameters in "
+     "every pass; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
+    ("--zero_quantized_gradients", "--zero_quantized_gradients: needs --zero_stage 3: DeepSpeed quantizes gradients "
+     "there alone; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
+    ("--zero_quantized_gradients --zero_stage 3", "--zero_quantized_gradients: needs --param_dtype fp16: DeepSpeed's "
+     "kernels read the gradients as that; got none given. Take fp16, or leave it out."),
+    ("--deepcompile --zero_stage 0", "--deepcompile: needs a ZeRO stage, whose communication it compiles; got "
+     "--zero_stage 0. Take --zero_stage 1, 2 or 3, or --torch_compile."),
+    ("--deepcompile --torch_compile", "--deepcompile: compiles in place of --torch_compile; got both. Leave one of "
+     "them out."),
+    ("--deepcompile --zpg 2 --zero_stage 3", "--deepcompile: moves parameters and gradients its own way; got --zpg. "
+     "Leave one of them out."),
+    ("--torch_compile --gradient_checkpointing selective", "--torch_compile: hides the products inside a layer, which "
+     "selective checkpointing keeps; got --gradient_checkpointing selective. Take --gradient_checkpointing true, or "
+     "leave one of them out."),
+    ("--torch_compile --gradient_checkpointing --gradient_checkpointing_use_reentrant", "--torch_compile: goes with "
+     "torch's newer form of checkpointing alone; got --gradient_checkpointing_use_reentrant. Leave one of them out."),
+    ("--gradient_checkpointing some", "--gradient_checkpointing: must be one of true, false or selective; got 'some'. "
+     "Correct it, or leave it out."),
+    ("--gradient_checkpointing selective --gradient_checkpointing_use_reentrant",
+     "--gradient_checkpointing_use_reentrant: cannot choose what is recomputed; got --gradient_checkpointing "
+     "selective. Leave one of them out."),
+    ("--use_liger_kernel", "--use_liger_kernel: needs the package liger_kernel; got a Python without it. Run pip "
+     "install liger-kernel, or leave it out."),
     ("--pretrain ./nowhere", "--pretrain: must be a Hugging Face name or a folder that exists; got './nowhere'. "
      "Check the path."),
     ("--gradient_checkpointing_use_reentrant", "--gradient_checkpointing_use_reentrant: goes with "
@@ -286,7 +320,7 @@ def test_evaluate_refuses_flags_of_training():
 
 def test_other_programs_names_lead_to_settings_of_ours():
     assert set(OTHER_NAMES.values()) <= settings().keys()
-    assert not OTHER_NAMES.keys() & (settings().keys() | LATER.keys())
+    assert not OTHER_NAMES.keys() & settings().keys()
     needed = ["--pretrain", "m", "--eval_dataset", "x"]
     assert "Its name here is --l2" not in refusal("--weight_decay", "0", needed=needed, command="evaluate")
 
@@ -333,7 +367,8 @@ FILES = [
      "Correct the line."),
     ("beta: *x", "run.yaml:1: must be YAML; got an error there: found undefined alias 'x'. Correct the line."),
     ("beta: \x01", "run.yaml: must be YAML; got an error there: text that YAML cannot hold. Correct the line."),
-    ("zpg: 8", "run.yaml: zpg: ZeRO++ is not in this version; got 8. Leave it out."),
+    ("zpg: 8", "run.yaml: zpg: needs --zero_stage 3: a second copy is of parameters that are sharded; got --zero_stage "
+     "2. Take --zero_stage 3, or leave it out."),
     ("train_batch_size: 1", "run.yaml: train_batch_size: must be at least 2 with --loss_type kto, whose reference "
      "point pairs each prompt with another row's completion; got 1. Raise it, or take --loss_type apo_zero_unpaired."),
 ]  # fmt: skip
@@ -387,6 +422,9 @@ def test_a_key_in_the_file_is_refused_and_not_repeated(tmp_path):
          "5e-7 to 5e-6 is usual, with LoRA ten times that."),
         ("--eval_steps 5", "--eval_steps: nothing to evaluate without --eval_dataset."),
         ("--overlap_comm --zero_stage 0", "--overlap_comm: has no effect at --zero_stage 0."),
+        ("--reduce_bucket_size 9 --zero_stage 0", "--reduce_bucket_size: has no effect at --zero_stage 0."),
+        ("--allgather_bucket_size 9", "--allgather_bucket_size: has no effect below --zero_stage 3, where DeepSpeed "
+         "gathers all parameters in one call."),
         ("--lr_scheduler linear --min_lr_ratio 0.5", "--min_lr_ratio: has no effect, as linear has no floor."),
         ("--eval_dataset rows.jsonl", "--eval_dataset: rows.jsonl is trained on too, so its numbers say little about "
          "other rows."),

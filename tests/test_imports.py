@@ -19,7 +19,9 @@ ALLOWED = {
     "trainer": {"config", "data", "models", "distributed"},
     "commands": {"config", "data", "models", "distributed", "trainer"},
 }
-PART = {name: "config" for name in ("flags", "checks", "values", "ranks", "stops", "files")} | {"__main__": "commands"}
+PART = {name: "config" for name in ("flags", "checks", "engine_checks", "values", "ranks", "stops", "files")} | {
+    "__main__": "commands"
+}
 DOORS = {"deepspeed": {"distributed"}, "peft": {"models"}, "wandb": {"trainer"}, "yaml": {"config"}}
 
 

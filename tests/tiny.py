@@ -197,6 +197,8 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         param_dtype=more.pop("param_dtype", "fp32"),
         max_norm=more.get("max_norm", 1.0),
         ds_config=more.pop("ds_config", None),
+        zero=more.pop("zero", None),
+        ref_offload=more.pop("ref_offload", False),
     )
     if zero_stage == 3:
         # Else a tiny model's parameters all stay whole, and nothing would be tested.

@@ -77,6 +77,9 @@ def open_cache(
         "packing": config.model.packing,
         "device": strategy.device.type,
     }
+    kernels = [name for name in ("use_liger_kernel", "torch_compile") if vars(config.model)[name]]
+    if kernels:
+        about["kernels"] = kernels
     root = config.model.ref_cache_dir
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     folder = (default_cache_dir() / "ref" if root is None else Path(root).expanduser()) / name

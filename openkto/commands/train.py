@@ -324,6 +324,7 @@ def make_strategy(config: RunConfig) -> Any:
     """Return the strategy that the configuration asks for."""
     from openkto.data.loader import DEFAULT_ROWS
     from openkto.distributed.strategy import DeepspeedStrategy
+    from openkto.distributed.zero_options import ZeroOptions
 
     settings = config.deepspeed
     return DeepspeedStrategy(
@@ -333,9 +334,9 @@ def make_strategy(config: RunConfig) -> Any:
         micro_train_batch_size=config.train.micro_train_batch_size or DEFAULT_ROWS,
         max_norm=config.optim.max_norm,
         grad_accum_dtype=settings.grad_accum_dtype or "fp32",  # type: ignore[arg-type]
-        adam_offload=settings.adam_offload,
+        zero=ZeroOptions(**{field.name: vars(settings)[field.name] for field in dataclasses.fields(ZeroOptions)}),
         ref_offload=settings.ref_offload,
-        overlap_comm=settings.overlap_comm,
+        deepcompile=settings.deepcompile,
         ds_config=settings.ds_config,
         seed=config.train.seed,
         full_determinism=config.train.full_determinism,
@@ -354,6 +355,8 @@ def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) ->
         trust_remote_code=config.model.trust_remote_code,
         gradient_checkpointing=trains and config.model.gradient_checkpointing,
         use_reentrant=trains and config.model.gradient_checkpointing_use_reentrant,
+        use_liger_kernel=config.model.use_liger_kernel,
+        compile_backend="inductor" if config.model.torch_compile else None,
         lora=config.lora if trains else LoraConfig(load_in_4bit=config.lora.load_in_4bit),
         keeps_start=trains and ref_is_adapter(config.model, has_adapter=trains_adapter(config)),
     )

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
 
+from openkto.distributed.zero_options import SIZE_FLAGS, ZeroOptions, shared_section, zero_section
 from openkto.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -44,23 +46,26 @@ OWNED: dict[str, tuple[str, Any]] = {
     "communication_data_type": ("--grad_accum_dtype", None),
     "zero_optimization.stage": ("--zero_stage", None),
     "zero_optimization.overlap_comm": ("--overlap_comm", False),
-    "zero_optimization.offload_optimizer.device": ("--adam_offload", "none"),
+    "zero_optimization.offload_optimizer.device": ("--adam_offload and --offload_nvme_path", "none"),
+    "zero_optimization.offload_optimizer.nvme_path": ("--offload_nvme_path", None),
     "zero_optimization.offload_optimizer.super_offload": ("OpenKTO", False),
     "zero_optimization.cpu_offload": ("--adam_offload", False),
-    "zero_optimization.cpu_offload_param": ("OpenKTO", False),
+    "zero_optimization.cpu_offload_param": ("--param_offload", False),
     "zero_optimization.cpu_offload_use_pin_memory": ("OpenKTO", False),
     "zero_optimization.compute_grad_norm": ("OpenKTO", True),
     "zero_optimization.legacy_stage1": ("OpenKTO", False),
     "zero_optimization.elastic_checkpoint": ("OpenKTO", False),
     "zero_optimization.zenflow": ("OpenKTO", None),
-    "zero_optimization.zero_hpz_partition_size": ("OpenKTO", 1),
-    "zero_optimization.zero_quantized_weights": ("OpenKTO", False),
+    "zero_optimization.offload_param.device": ("--param_offload and --offload_nvme_path", "none"),
+    "zero_optimization.offload_param.nvme_path": ("--offload_nvme_path", None),
+    "zero_optimization.zero_hpz_partition_size": ("--zpg", 1),
+    "zero_optimization.zero_quantized_weights": ("--zero_quantized_weights", False),
     "zero_optimization.zero_quantized_nontrainable_weights": ("OpenKTO", False),
-    "zero_optimization.zero_quantized_gradients": ("OpenKTO", False),
+    "zero_optimization.zero_quantized_gradients": ("--zero_quantized_gradients", False),
     "zero_allow_untested_optimizer": ("OpenKTO", True),
     "zero_force_ds_cpu_optimizer": ("OpenKTO", False),
     "checkpoint.load_universal": ("OpenKTO", False),
-    "compile.deepcompile": ("OpenKTO", False),
+    "compile.deepcompile": ("--deepcompile", False),
     "prescale_gradients": ("OpenKTO", False),
     "gradient_predivide_factor": ("OpenKTO", 1),
     "sparse_gradients": ("OpenKTO", False),
@@ -74,8 +79,6 @@ OWNED: dict[str, tuple[str, Any]] = {
     "pipeline": ("OpenKTO", {}),
     "compression_training": ("OpenKTO", {}),
 }
-# Parameters are sharded, and so offloaded, at stage 3 alone.
-OWNED_BELOW_STAGE_3 = {"zero_optimization.offload_param.device": ("--zero_stage below 3", "none")}
 # The other top-level keys with their types. DeepSpeed takes unknown keys, and a wrong type of some, in silence.
 FREE: dict[str, type] = {
     **dict.fromkeys(("activation_checkpointing", "aio", "comet", "comms_logger", "csv_monitor"), dict),
@@ -93,27 +96,26 @@ def deepspeed_config(
     micro_batch_size: int,
     max_norm: float,
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32",
-    adam_offload: bool = False,
-    overlap_comm: bool = False,
+    options: ZeroOptions | None = None,
+    deepcompile: bool = False,
 ) -> dict[str, Any]:
     """Return the configuration for training with an optimizer of our own.
 
     Gradient accumulation stays 1: the trainer sets each boundary itself, so that steps may differ in their number of
     micro-batches.
     """
-    zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": overlap_comm}
-    if adam_offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_accumulation_steps": 1,
         # Always written: left out, DeepSpeed clips at 1.0; 0 means off.
         "gradient_clipping": max_norm,
         "steps_per_print": 10**9,
-        "zero_optimization": zero,
+        "zero_optimization": zero_section(zero_stage, options or ZeroOptions()),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+    if deepcompile:
+        config["compile"] = {"deepcompile": True}
     if precision == "bf16" and zero_stage == 0:
         # DeepSpeed's own bf16 at stage 0 cannot accumulate in float32; this keeps float32 parameters.
         config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
@@ -132,11 +134,18 @@ def deepspeed_config(
     return config
 
 
-def frozen_config(*, zero_stage: int, precision: Precision, micro_batch_size: int, offload: bool) -> dict[str, Any]:
-    """Return the configuration of a reference model that is sharded by ZeRO-3."""
-    zero: dict[str, Any] = {"stage": zero_stage}
+def frozen_config(
+    *,
+    zero_stage: int,
+    precision: Precision,
+    micro_batch_size: int,
+    offload: bool,
+    options: ZeroOptions | None = None,
+) -> dict[str, Any]:
+    """Return the configuration of a reference model that is sharded by ZeRO-3, as the policy is."""
+    zero: dict[str, Any] = {"stage": zero_stage, **shared_section(options or ZeroOptions())}
     if offload:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": False}
+        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "steps_per_print": 10**9,
@@ -163,8 +172,8 @@ def merge_user_config(computed: dict[str, Any], path: str, train_batch_size: int
             what the run decides.
     """
     user = _read(path)
-    stage = computed["zero_optimization"]["stage"]
-    owned = OWNED if stage == 3 else OWNED | OWNED_BELOW_STAGE_3
+    given = {key: flag for key, flag in SIZE_FLAGS.items() if key.partition(".")[2] in computed["zero_optimization"]}
+    owned = OWNED | {key: (flag, None) for key, flag in given.items()}
     owned = owned | {"train_batch_size": ("--train_batch_size", train_batch_size)}
     for key, value in user.items():
         if key not in FREE and not any(name.split(".")[0] == key for name in owned):

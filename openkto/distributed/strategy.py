@@ -28,6 +28,7 @@ from openkto.distributed.ds_config import (
 )
 from openkto.distributed.gather import whole_shape
 from openkto.distributed.launch import start_process
+from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_device, check_ranks
 from openkto.errors import ConfigError, TrainingError
 
 
@@ -47,9 +48,9 @@ class DeepspeedStrategy:
         train_batch_size, micro_train_batch_size: compared with `ds_config` and told to DeepSpeed, used for nothing.
         max_norm: gradients are clipped to this norm; 0 is off.
         grad_accum_dtype: of accumulation and reduction under bf16.
-        adam_offload: keep the optimizer's state in CPU memory.
+        zero: how ZeRO shards, moves and packs.
         ref_offload: keep the reference in CPU memory between its forwards.
-        overlap_comm: reduce gradients while the backward pass goes on.
+        deepcompile: let DeepSpeed compile the policy with its own passes; needs a CUDA GPU.
         ds_config: a DeepSpeed JSON file laid over the computed configuration.
         seed: of Python, numpy and torch.
         full_determinism: only deterministic kernels; slower.
@@ -64,9 +65,9 @@ class DeepspeedStrategy:
         micro_train_batch_size: int = 1,
         max_norm: float = 1.0,
         grad_accum_dtype: Literal["fp32", "bf16"] = "fp32",
-        adam_offload: bool = False,
+        zero: ZeroOptions | None = None,
         ref_offload: bool = False,
-        overlap_comm: bool = False,
+        deepcompile: bool = False,
         ds_config: str | None = None,
         seed: int = 42,
         full_determinism: bool = False,
@@ -75,8 +76,9 @@ class DeepspeedStrategy:
         self.precision: Precision = param_dtype or ("bf16" if torch.cuda.is_available() else "fp32")
         self.max_norm = max_norm
         self.micro_batch_size = micro_train_batch_size
-        self.adam_offload = adam_offload
+        self.zero = zero or ZeroOptions()
         self.ref_offload = ref_offload
+        self.deepcompile = deepcompile
         self.seed = seed
         self.full_determinism = full_determinism
         if self.precision == "fp16" and zero_stage == 0:
@@ -89,8 +91,8 @@ class DeepspeedStrategy:
             micro_batch_size=micro_train_batch_size,
             max_norm=max_norm,
             grad_accum_dtype=grad_accum_dtype,
-            adam_offload=adam_offload,
-            overlap_comm=overlap_comm,
+            options=self.zero,
+            deepcompile=deepcompile,
         )
         if ds_config is not None:
             self.config = merge_user_config(self.config, ds_config, train_batch_size)
@@ -111,6 +113,13 @@ class DeepspeedStrategy:
         if self.precision != "fp32" and not supported[self.precision]():
             raise ConfigError(
                 f"--param_dtype: this device does not compute in {self.precision}. Pass --param_dtype fp32."
+            )
+        check_ranks(self.zero, self.world_size)
+        check_device(self.zero, self.device)
+        if self.deepcompile and self.device.type != "cuda":
+            raise ConfigError(
+                f"--deepcompile: needs a CUDA GPU, which DeepSpeed compiles for; got {self.device.type}. Take "
+                "--torch_compile, or leave it out."
             )
         from transformers import enable_full_determinism, set_seed
 
@@ -152,7 +161,7 @@ class DeepspeedStrategy:
             [g for g in groups if g["params"]],
             lr=lr,
             betas=betas,
-            fused=self.device.type == "cuda" and not self.adam_offload,
+            fused=self.device.type == "cuda" and not self.zero.adam_offload,
         )
 
     def prepare(
@@ -163,9 +172,18 @@ class DeepspeedStrategy:
         The scheduler stays ours: it advances with applied updates alone.
         """
         model, optimizer, scheduler = training
+        sizes = [(whole_shape(p).numel(), p.requires_grad) for p in model.parameters()]
+        self.config["zero_optimization"] = add_sizes(
+            self.config["zero_optimization"],
+            [numel for numel, trains in sizes if trains],
+            [numel for numel, trains in sizes if not trains],
+            self.world_size,
+        )
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
+        if self.deepcompile:
+            engine.compile()
         # The models are made, alike on every rank; an adapter's dropout must not be.
         torch.manual_seed(self.seed + self.rank)
         frozen = None if ref_model is None else self.prepare_frozen(ref_model, offload=self.ref_offload)
@@ -178,7 +196,11 @@ class DeepspeedStrategy:
         if self.zero_stage < 3:
             return model if offload else model.to(self.device)
         config = frozen_config(
-            zero_stage=3, precision=self.precision, micro_batch_size=self.micro_batch_size, offload=offload
+            zero_stage=3,
+            precision=self.precision,
+            micro_batch_size=self.micro_batch_size,
+            offload=offload,
+            options=self.zero,
         )
         engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
         return engine
@@ -195,8 +217,9 @@ class DeepspeedStrategy:
             for tensor in [*model.parameters(), *model.buffers()]:
                 # Whoever still holds the module, such as DeepSpeed's hooks, holds nothing of size.
                 tensor.data = tensor.data.new_empty(0)
-                if hasattr(tensor, "ds_tensor"):
-                    tensor.ds_tensor.data = tensor.ds_tensor.data.new_empty(0)
+                for shard in ("ds_tensor", "ds_secondary_tensor"):  # the second there with --zpg alone
+                    if vars(tensor).get(shard) is not None:
+                        vars(tensor)[shard].data = vars(tensor)[shard].data.new_empty(0)
             del prepared, model
             gc.collect()
             deepspeed.accelerator.get_accelerator().empty_cache()

@@ -20,9 +20,11 @@ from openkto.config import LoraConfig, PackingChoice, is_adapter_folder
 from openkto.errors import ConfigError
 from openkto.models.adapter import add_lora, load_adapter, reference_weights
 from openkto.models.export import export_adapter, export_model
+from openkto.models.kernels import compile_layers
 from openkto.models.loading import disable_randomness, expert_counts, load_model
 from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
 from openkto.models.packing import pack, start_packing
+from openkto.models.recompute import recompute_activations
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +50,11 @@ class Actor(nn.Module):
         attn_implementation: `auto` or a name that transformers knows, when loading.
         packing: lay a micro-batch's rows end to end, without padding; `auto` does where the model's attention can.
         trust_remote_code: run the model's own Python, when loading.
-        gradient_checkpointing: recompute the layers' activations in the backward pass.
+        gradient_checkpointing: recompute the layers' activations in the backward pass, or, "selective", those that
+            cost little; see `openkto/models/recompute.py`.
         use_reentrant: torch's older kind of checkpointing.
+        use_liger_kernel: take the Liger package's layers, when loading.
+        compile_backend: compile the layers with this backend of torch.compile; None does not.
         lora: of the new adapter to put on the model; where `pretrain_or_model` is an adapter's folder, its dropout
             alone counts.
         keeps_start: keep an adapter that is loaded as it starts, too, for `reference()`.
@@ -66,8 +71,10 @@ class Actor(nn.Module):
         attn_implementation: str = "auto",
         packing: PackingChoice = "auto",
         trust_remote_code: bool = False,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | str = False,
         use_reentrant: bool = False,
+        use_liger_kernel: bool = False,
+        compile_backend: str | None = None,
         lora: LoraConfig | None = None,
         keeps_start: bool = False,
     ) -> None:
@@ -81,6 +88,7 @@ class Actor(nn.Module):
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
                 load_in_4bit=lora.load_in_4bit,
+                use_liger_kernel=use_liger_kernel,
             )
         self.model: PreTrainedModel | PeftModel = pretrain_or_model
         config = self.model.config
@@ -100,10 +108,10 @@ class Actor(nn.Module):
         self.attention_without_packing = self.model.config._attn_implementation
         self.packs = start_packing(self.model, packing, attn_implementation)
         if gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-            if use_reentrant:
-                # Reentrant checkpointing passes gradients on only where an input asks for one.
-                self.model.enable_input_require_grads()
+            is_selective = gradient_checkpointing == "selective"
+            recompute_activations(self.model, selective=is_selective, use_reentrant=use_reentrant)
+        if compile_backend is not None:
+            compile_layers(self.model, compile_backend)
         if adapter is not None:
             self.model = load_adapter(self.model, adapter, lora_dropout=lora.lora_dropout, keeps_start=keeps_start)
         elif lora.lora_rank > 0:

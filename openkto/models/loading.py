@@ -22,6 +22,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 from openkto.config import is_adapter_folder
 from openkto.errors import ConfigError
 from openkto.models.adapter import base_of
+from openkto.models.kernels import use_liger_layers
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def load_model(
     attn_implementation: str = "auto",
     trust_remote_code: bool = False,
     load_in_4bit: bool = False,
+    use_liger_kernel: bool = False,
 ) -> PreTrainedModel:
     """Return the causal language model of a folder or Hub name; of an adapter's folder, its base model.
 
@@ -42,12 +44,15 @@ def load_model(
         dtype: of the parameters.
         load_in_4bit: hold the linear layers' weights in 4 bits (QLoRA, arXiv:2305.14314: NF4, quantized twice).
         attn_implementation: `auto` takes flash-attention where it is there and can serve, else transformers' choice.
+        use_liger_kernel: make it of the Liger package's layers.
 
     Raises:
         ConfigError: there is no such model, it is of another kind, or its weights do not fit its configuration.
     """
     attention = choose_attention(attn_implementation, dtype)
     config = load_config(pretrain, trust_remote_code)
+    if use_liger_kernel:
+        use_liger_layers(config)
     pretrain = base_of(pretrain)
     quantization = _in_4bit(dtype) if load_in_4bit else {}
     try:

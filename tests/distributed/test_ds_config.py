@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from openkto.distributed.ds_config import deepspeed_config, merge_user_config
+from openkto.distributed.ds_config import deepspeed_config, frozen_config, merge_user_config
 from openkto.distributed.strategy import DeepspeedStrategy
+from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_device, check_ranks
 from openkto.errors import ConfigError
 
 
@@ -80,13 +82,19 @@ def test_auto_and_repeated_values_are_the_computed_ones(tmp_path):
         ({"zero_allow_untested_optimizer": False}, "zero_allow_untested_optimizer: is decided by OpenKTO"),
         ({"zero_force_ds_cpu_optimizer": True}, "zero_force_ds_cpu_optimizer: is decided by OpenKTO"),
         ({"checkpoint": {"load_universal": True}}, "checkpoint.load_universal: is decided by OpenKTO"),
-        ({"zero_optimization": {"zero_quantized_gradients": True}}, "zero_quantized_gradients: is decided by OpenKTO"),
-        ({"zero_optimization": {"zero_quantized_weights": True}}, "zero_quantized_weights: is decided by OpenKTO"),
+        (
+            {"zero_optimization": {"zero_quantized_gradients": True}},
+            "zero_quantized_gradients: is decided by --zero_quantized",
+        ),
+        (
+            {"zero_optimization": {"zero_quantized_weights": True}},
+            "zero_quantized_weights: is decided by --zero_quantized_w",
+        ),
         ({"zero_optimization": {"zero_hpz_partition_size": 2}}, r"zero_hpz_partition_size: .* \(1\); got 2"),
         ({"zero_optimization": {"overlap_comm": True}}, "overlap_comm: is decided by --overlap_comm"),
         ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "device: is decided by --adam_offload"),
         ({"zero_optimization": {"cpu_offload": True}}, "cpu_offload: is decided by --adam_offload"),
-        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "device: is decided by --zero_stage below 3"),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "device: is decided by --param_offload"),
         ({"fp16": {"min_loss_scale": 2}}, r"fp16.min_loss_scale: is decided by OpenKTO \(1.0\); got 2"),
         ({"bf16": {"check_grad_overflow": False}}, "bf16.check_grad_overflow: is decided by OpenKTO"),
         ({"data_types": {"param_dtype": "fp32"}}, "data_types.param_dtype: is decided by --param_dtype"),
@@ -158,7 +166,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         ({"gradient_accumulation_steps": 1, "zero_allow_untested_optimizer": True, "sparse_gradients": False}, {}),
         ({"zero_optimization": {"overlap_comm": False, "offload_optimizer": {"device": "none"}}}, {}),
         ({"zero_optimization": {"offload_param": {"device": "none"}, "zero_hpz_partition_size": 1}}, {}),
-        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {"adam_offload": True}),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {"options": ZeroOptions(adam_offload=True)}),
         ({"zero_optimization": {"reduce_bucket_size": "auto"}, "wandb": {"project": "auto"}}, {}),
         ({"amp": {"enabled": False}, "optimizer": "auto", "zero_optimization": "auto"}, {}),
         ({"train_batch_size": 8}, {"train_batch_size": 8}),
@@ -174,9 +182,66 @@ def test_another_global_batch_than_the_runs_is_refused(tmp_path):
         merged(tmp_path, {"train_batch_size": 16}, train_batch_size=8)
 
 
-def test_parameters_may_be_offloaded_at_stage_3(tmp_path):
-    user = {"zero_optimization": {"offload_param": {"device": "cpu"}}}
-    assert merged(tmp_path, user, zero_stage=3)["zero_optimization"]["offload_param"] == {"device": "cpu"}
+def test_a_file_may_say_more_of_an_offload_but_not_whether_there_is_one(tmp_path):
+    user = {"zero_optimization": {"offload_param": {"buffer_count": 7}}}
+    config = merged(tmp_path, user, zero_stage=3, options=ZeroOptions(param_offload=True))
+    assert config["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": False, "buffer_count": 7}
+    with pytest.raises(ConfigError, match=r"offload_param.device: is decided by --param_offload .*; got \"cpu\""):
+        merged(tmp_path, {"zero_optimization": {"offload_param": {"device": "cpu"}}}, zero_stage=3)
+
+
+def test_a_bucket_is_the_flags_where_it_is_given_else_the_files(tmp_path):
+    user = {"zero_optimization": {"reduce_bucket_size": 7}}
+    with pytest.raises(ConfigError, match=r"reduce_bucket_size: is decided by --reduce_bucket_size \(9\); got 7"):
+        merged(tmp_path, user, options=ZeroOptions(reduce_bucket_size=9))
+    assert add_sizes(merged(tmp_path, user)["zero_optimization"], [100], [], 1)["reduce_bucket_size"] == 7
+
+
+def test_each_flag_is_its_key():
+    options = ZeroOptions(zpg=4, zero_quantized_weights=True, zero_quantized_gradients=True, allgather_bucket_size=6)
+    zero = computed(zero_stage=3, options=options)["zero_optimization"]
+    assert zero == {
+        "stage": 3,
+        "overlap_comm": False,
+        "zero_hpz_partition_size": 4,
+        "zero_quantized_weights": True,
+        "zero_quantized_gradients": True,
+        "stage3_prefetch_bucket_size": 6,
+    }
+    frozen = frozen_config(zero_stage=3, precision="bf16", micro_batch_size=1, offload=False, options=options)
+    assert frozen["zero_optimization"] == {"stage": 3, "zero_hpz_partition_size": 4, "zero_quantized_weights": True}
+    assert computed(options=ZeroOptions(allgather_bucket_size=6))["zero_optimization"]["allgather_bucket_size"] == 6
+    assert computed(zero_stage=3, deepcompile=True)["compile"] == {"deepcompile": True}
+
+
+def test_sizes_follow_from_the_model():
+    zero = {"stage": 3}
+    assert add_sizes(zero, [10, 20], [], 2) == {
+        "stage": 3, "reduce_bucket_size": 30, "stage3_param_persistence_threshold": 100_000,
+    }  # fmt: skip
+    assert add_sizes({"stage": 2}, [80_000_000], [], 2) == {"stage": 2, "reduce_bucket_size": 50_000_000}
+    # An adapter's matrices stay whole on every rank, its base's do not.
+    lora = add_sizes(zero, [16 * 14336, 16 * 4096], [4096 * 14336], 2)
+    assert lora["stage3_param_persistence_threshold"] == 16 * 14336
+    # A buffer for a parameter on its way to the disk holds a rank's part of the largest.
+    disk = add_sizes({"stage": 3, "offload_param": {"device": "nvme"}}, [1000], [3001], 2)
+    assert disk["offload_param"] == {"device": "nvme", "buffer_size": 1501 + 1024}
+
+
+def test_ranks_that_cannot_be_grouped_are_refused():
+    check_ranks(ZeroOptions(zpg=2), 4)
+    with pytest.raises(ConfigError) as caught:
+        check_ranks(ZeroOptions(zpg=8), 4)
+    assert str(caught.value) == (
+        "--zpg: must divide the number of ranks, 4; got 8. Take the number of GPUs of a node, or leave it out."
+    )
+
+
+@pytest.mark.parametrize("name", ["zero_quantized_weights", "zero_quantized_gradients"])
+def test_a_cpu_does_not_quantize(name):
+    with pytest.raises(ConfigError) as caught:
+        check_device(ZeroOptions(**{name: True}), torch.device("cpu"))
+    assert str(caught.value) == (f"--{name}: needs a CUDA GPU, whose kernels quantize; got cpu. Leave it out.")
 
 
 def test_making_the_strategy_is_enough_to_find_a_contradiction(tmp_path):

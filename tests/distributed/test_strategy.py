@@ -9,6 +9,7 @@ import torch
 
 from openkto.distributed.gather import gather_weights
 from openkto.distributed.strategy import DeepspeedStrategy
+from openkto.distributed.zero_options import ZeroOptions
 from openkto.errors import ConfigError, TrainingError
 from openkto.models import Actor
 from tests.ranks import run_ranks
@@ -187,7 +188,9 @@ def test_a_start_builds_no_op_and_waits_for_no_stale_lock(tmp_path):
 
 
 def offloaded_run(folder, ref_offload):
-    strategy = DeepspeedStrategy(param_dtype="fp32", zero_stage=2, adam_offload=True, ref_offload=ref_offload)
+    strategy = DeepspeedStrategy(
+        param_dtype="fp32", zero_stage=2, zero=ZeroOptions(adam_offload=True), ref_offload=ref_offload
+    )
     strategy.setup_distributed()
     actor, reference = Actor(tiny_llama()), Actor(tiny_llama())
     optimizer = strategy.create_optimizer(actor, lr=1e-3, weight_decay=0.1)

@@ -1,0 +1,151 @@
+"""ZeRO++ and offload change where things lie and how they travel, not what a step computes nor what is saved."""
+
+import pytest
+import torch
+
+from openkto.config import LoraConfig
+from openkto.distributed.gather import gather_weights
+from openkto.distributed.zero_options import ZeroOptions
+from tests.ranks import run_ranks
+from tests.tiny import make_trainer, quiet_args, token_rows
+from tests.trainer.test_invariance import MIXED, assert_same, train
+from tests.trainer.test_resume import start_with, worst
+
+
+def shown(value):
+    """Return a test's name of some options: those that are set."""
+    if not isinstance(value, ZeroOptions):
+        return None
+    return " ".join(f"{name}={one}" for name, one in vars(value).items() if one != vars(ZeroOptions())[name])
+
+
+HPZ = ZeroOptions(zpg=2)
+OFFLOADED = ZeroOptions(adam_offload=True, param_offload=True)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    return run_ranks(train, 1, folder, MIXED, folder)[0]
+
+
+def train_with(labels, folder, zero_stage, zero, more):
+    return train(labels, folder, zero_stage, 4, 2, zero=zero, **more)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "zero_stage", "zero", "more"),
+    [
+        (2, 3, HPZ, {}),
+        (4, 3, HPZ, {}),
+        (2, 1, ZeroOptions(adam_offload=True), {}),
+        (2, 2, ZeroOptions(adam_offload=True), {}),
+        (2, 3, ZeroOptions(adam_offload=True), {}),
+        (2, 3, ZeroOptions(param_offload=True), {}),
+        (2, 3, ZeroOptions(adam_offload=True, param_offload=True, zpg=2), {"ref_offload": True}),
+        (2, 2, ZeroOptions(overlap_comm=True, reduce_bucket_size=100), {}),
+        (2, 3, ZeroOptions(overlap_comm=True, reduce_bucket_size=100, allgather_bucket_size=100), {}),
+    ],
+    ids=shown,
+)
+def test_a_step_computes_the_same(one_rank, tmp_path, world_size, zero_stage, zero, more):
+    others = run_ranks(train_with, world_size, tmp_path, MIXED, tmp_path, zero_stage, zero, more)[0]
+    assert_same(*one_rank, *others)
+
+
+def with_a_reference_that_moves(folder, zero_stage, zero):
+    return train([True, False, True, False], folder, zero_stage, 4, 2, 4, zero=zero, ref_sync_steps=2)
+
+
+def test_a_reference_that_moves_is_fetched_as_it_now_is(tmp_path):
+    # Its second copy, of hpZ, is made once; were it not made again, the old reference would be computed with.
+    one = run_ranks(with_a_reference_that_moves, 1, tmp_path, tmp_path / "one", 0, ZeroOptions())[0]
+    others = run_ranks(with_a_reference_that_moves, 4, tmp_path, tmp_path / "four", 3, HPZ)[0]
+    assert_same(*one, *others)
+    still = run_ranks(train, 1, tmp_path, [True, False, True, False], tmp_path / "still", 0, 4, 2, 4)[0]
+    assert abs(still[0][2]["loss"] - one[0][2]["loss"]) > 1e-4
+
+
+def sizes_after_a_step(folder):
+    trainer, _ = make_trainer(token_rows(MIXED), zero_stage=3, batch=4, micro=2, zero=HPZ)
+    trainer.fit(quiet_args(folder, 1))
+    parameter = trainer.ref_model.module.model.lm_head.weight
+    return parameter.ds_tensor.numel(), parameter.ds_secondary_tensor.numel(), parameter.ds_numel
+
+
+def test_hpz_keeps_a_second_copy_over_few_ranks(tmp_path):
+    primary, secondary, whole = run_ranks(sizes_after_a_step, 4, tmp_path, tmp_path / "out")[0]
+    assert (primary, secondary) == (whole // 4, whole // 2)
+
+
+def passing_reference(folder):
+    trainer, strategy = make_trainer(token_rows(MIXED), zero_stage=3, batch=4, micro=2, zero=HPZ)
+    with strategy.passing_model(trainer.ref_model.module):
+        pass
+    parameters = list(trainer.ref_model.module.parameters())
+    return sum(p.numel() + p.ds_tensor.numel() + p.ds_secondary_tensor.numel() for p in parameters)
+
+
+def test_a_passing_model_takes_its_second_copy_with_it(tmp_path):
+    assert run_ranks(passing_reference, 2, tmp_path, tmp_path) == [0, 0]
+
+
+def lora_run(folder, zero_stage, zero):
+    more = {"lora": LoraConfig(lora_rank=4), "ref_mode": "adapter", "zero": zero}
+    return train(MIXED, folder, zero_stage, 4, 2, **more)
+
+
+@pytest.mark.parametrize("zero", [HPZ, OFFLOADED], ids=shown)
+def test_an_adapter_trains_the_same(tmp_path, zero):
+    one = run_ranks(lora_run, 1, tmp_path, tmp_path / "one", 0, ZeroOptions())[0]
+    others = run_ranks(lora_run, 2, tmp_path, tmp_path / "two", 3, zero)[0]
+    assert_same(*one, *others)
+
+
+def trained(tmp_path, folder, *starts):
+    """Run several starts, each (ranks, ZeRO stage, options, stop after); return the last one's weights."""
+    for world_size, zero_stage, zero, stop in starts:
+        more = {"zero": zero}
+        weights = run_ranks(
+            start_with, world_size, tmp_path, tmp_path / folder, zero_stage, {"stop_after_steps": stop}, more
+        )[0]
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "zero"),
+    [
+        (1, ZeroOptions(adam_offload=True)),
+        (2, ZeroOptions(adam_offload=True)),
+        (3, ZeroOptions(adam_offload=True, param_offload=True, zpg=2)),
+    ],
+    ids=shown,
+)
+def test_checkpoints_go_in_and_out_of_offload_to_the_last_bit(tmp_path, zero_stage, zero):
+    plain = ZeroOptions()
+    whole = trained(tmp_path, "whole", (2, zero_stage, plain, None))
+    starts = [(2, zero_stage, *start) for start in ((plain, 2), (zero, 3), (zero, 5), (plain, None))]
+    assert worst(whole, trained(tmp_path, "cut", *starts)) == 0.0
+
+
+def test_an_offloaded_checkpoint_goes_on_at_another_stage_on_another_number_of_ranks(tmp_path):
+    whole = trained(tmp_path, "whole", (1, 0, ZeroOptions(), None))
+    cut = trained(tmp_path, "cut", (2, 3, OFFLOADED, 3), (1, 2, ZeroOptions(adam_offload=True), None))
+    assert worst(whole, cut) < 1e-6
+
+
+def optimizer_run(folder, zero_stage, fused):
+    trainer, _ = make_trainer(token_rows(MIXED), zero_stage=zero_stage, batch=4, micro=2, steps=4, l2=0.1)
+    for group in trainer.optim.param_groups:
+        group |= {"fused": fused, "foreach": False}
+    trainer.fit(quiet_args(folder, 4))
+    return gather_weights(trainer.model.module.model, torch.float32)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_the_fused_adam_of_gpus_makes_the_same_updates(tmp_path, zero_stage):
+    # torch has it on the CPU too; `create_optimizer` asks for it on a GPU alone.
+    plain, fused = (
+        run_ranks(optimizer_run, 1, tmp_path, tmp_path / str(how), zero_stage, how)[0] for how in (False, True)
+    )
+    assert worst(plain, fused) < 1e-6
