@@ -280,7 +280,7 @@ class DeepspeedConfig:
     param_offload: bool = option(False, "keep the policy's parameters in CPU memory; --zero_stage 3")
     offload_nvme_path: str | None = option(
         None,
-        "a folder on a local NVMe disk where --adam_offload and --param_offload keep things instead; --zero_stage 3",
+        "a folder on a local NVMe disk where --adam_offload keeps the states instead; --zero_stage 3, no checkpoints",
         is_path=True,
         default_text="CPU memory",
     )

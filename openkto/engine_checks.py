@@ -16,6 +16,13 @@ def check_engine(config: RunConfig, place: Place) -> None:
     """Raise a ConfigError for the first rule that is broken."""
     _check_precision(config.deepspeed, config.model.param_dtype, place)
     _check_offload(config.deepspeed, place)
+    if config.deepspeed.offload_nvme_path and not config.checkpoint.disable_ds_ckpt:
+        fail(
+            place("offload_nvme_path"),
+            "leaves no checkpoint that could be resumed: DeepSpeed does not save an optimizer that lies on a disk",
+            "checkpoints",
+            "Add --disable_ds_ckpt (--save_hf_ckpt still saves models), or offload to CPU memory.",
+        )
     _check_communication(config.deepspeed, config.model.param_dtype, place)
     _check_recomputation(config.model, place)
     _check_compilers(config, place)
@@ -73,12 +80,12 @@ def _check_offload(deepspeed: DeepspeedConfig, place: Place) -> None:
     if folder is None:
         return
     _need_stage_3("offload_nvme_path", "only that stage uses a disk", deepspeed, place)
-    if not (deepspeed.adam_offload or deepspeed.param_offload):
+    if not deepspeed.adam_offload:
         fail(
             place("offload_nvme_path"),
-            "says where --adam_offload and --param_offload keep things",
-            "neither",
-            "Add one of them, or leave it out.",
+            "says where --adam_offload keeps the optimizer's states",
+            "it alone",
+            "Add --adam_offload, or leave it out.",
         )
     if not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
         fail(

@@ -209,10 +209,13 @@ SENTENCES = [
      "sharded; got --zero_stage 1. Take --zero_stage 3, or leave it out."),
     ("--adam_offload --offload_nvme_path .", "--offload_nvme_path: needs --zero_stage 3: only that stage uses a disk; "
      "got --zero_stage 2. Take --zero_stage 3, or leave it out."),
-    ("--offload_nvme_path . --zero_stage 3", "--offload_nvme_path: says where --adam_offload and --param_offload keep "
-     "things; got neither. Add one of them, or leave it out."),
+    ("--offload_nvme_path . --zero_stage 3", "--offload_nvme_path: says where --adam_offload keeps the "
+     "optimizer's states; got it alone. Add --adam_offload, or leave it out."),
     ("--adam_offload --offload_nvme_path none --zero_stage 3", "--offload_nvme_path: must be a folder that exists and "
      "can be written, on every node; got 'none'. Make it, or name another."),
+    ("--adam_offload --offload_nvme_path . --zero_stage 3", "--offload_nvme_path: leaves no checkpoint that could be "
+     "resumed: DeepSpeed does not save an optimizer that lies on a disk; got checkpoints. Add "
+     "--disable_ds_ckpt (--save_hf_ckpt still saves models), or offload to CPU memory."),
     ("--zero_quantized_weights", "--zero_quantized_weights: needs --zero_stage 3: only that stage sends parameters in "
      "every pass; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
     ("--zero_quantized_gradients", "--zero_quantized_gradients: needs --zero_stage 3: DeepSpeed quantizes gradients "

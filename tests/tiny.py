@@ -207,6 +207,7 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
     settings = {
         "gradient_checkpointing": more.pop("gradient_checkpointing", False),
         "use_reentrant": more.pop("use_reentrant", False),
+        "compile_backend": more.pop("compile_backend", None),
     }
     is_own_reference = more.pop("ref_mode", "model") == "adapter"
     source, reference = (model or tiny_llama)(), None

@@ -274,6 +274,11 @@ class Checkpoints:
     def _write(
         self, engine: Any, folder: Path, state: dict[str, Any], arrays: Arrays, moving_reference: nn.Module | None
     ) -> str | None:
+        if engine.zero_nvme_offload_optimizer():
+            raise CheckpointError(
+                "a checkpoint: must hold the optimizer's states; got some that lie on a disk, which DeepSpeed does not "
+                "save. Pass disable_ds_ckpt, or offload to CPU memory."
+            )
         recorder = RecordingCheckpointEngine()
         engine.checkpoint_engine = recorder
         # DeepSpeed would copy two scripts of its own here, and raise on one rank alone when the disk is full.

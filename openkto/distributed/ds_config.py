@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 from pydantic import ValidationError
 
-from openkto.distributed.zero_options import SIZE_FLAGS, ZeroOptions, shared_section, zero_section
+from openkto.distributed.zero_options import SIZE_FLAGS, ZeroOptions, in_cpu_memory, shared_section, zero_section
 from openkto.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -56,8 +55,7 @@ OWNED: dict[str, tuple[str, Any]] = {
     "zero_optimization.legacy_stage1": ("OpenKTO", False),
     "zero_optimization.elastic_checkpoint": ("OpenKTO", False),
     "zero_optimization.zenflow": ("OpenKTO", None),
-    "zero_optimization.offload_param.device": ("--param_offload and --offload_nvme_path", "none"),
-    "zero_optimization.offload_param.nvme_path": ("--offload_nvme_path", None),
+    "zero_optimization.offload_param.device": ("--param_offload", "none"),
     "zero_optimization.zero_hpz_partition_size": ("--zpg", 1),
     "zero_optimization.zero_quantized_weights": ("--zero_quantized_weights", False),
     "zero_optimization.zero_quantized_nontrainable_weights": ("OpenKTO", False),
@@ -145,7 +143,7 @@ def frozen_config(
     """Return the configuration of a reference model that is sharded by ZeRO-3, as the policy is."""
     zero: dict[str, Any] = {"stage": zero_stage, **shared_section(options or ZeroOptions())}
     if offload:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        zero["offload_param"] = in_cpu_memory()
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "steps_per_print": 10**9,

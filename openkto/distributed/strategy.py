@@ -177,7 +177,6 @@ class DeepspeedStrategy:
             self.config["zero_optimization"],
             [numel for numel, trains in sizes if trains],
             [numel for numel, trains in sizes if not trains],
-            self.world_size,
         )
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False

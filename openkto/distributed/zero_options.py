@@ -44,7 +44,8 @@ class ZeroOptions:
         zero_quantized_gradients: send gradients in 4 bits between nodes (qgZ), at stage 3.
         adam_offload: keep the optimizer's states off the GPU.
         param_offload: keep the policy's parameters off the GPU, at stage 3.
-        offload_nvme_path: put both into files in this folder; None is CPU memory.
+        offload_nvme_path: put the optimizer's states into files in this folder; None is CPU memory. Parameters never go
+            there: DeepSpeed 0.19.8 reads other values back than it wrote.
     """
 
     overlap_comm: bool = False
@@ -62,11 +63,12 @@ def zero_section(stage: int, options: ZeroOptions) -> dict[str, Any]:
     """Return `zero_optimization` of the policy's configuration, as far as the model need not be known."""
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": options.overlap_comm}
     if options.adam_offload:
-        zero["offload_optimizer"] = _offload(options)
-    if options.param_offload:
-        zero["offload_param"] = _offload(options)
+        zero["offload_optimizer"] = in_cpu_memory()
     if options.offload_nvme_path is not None:
+        zero["offload_optimizer"] |= {"device": "nvme", "nvme_path": options.offload_nvme_path}
         zero["sub_group_size"] = NVME_SUB_GROUP
+    if options.param_offload:
+        zero["offload_param"] = in_cpu_memory()
     if options.reduce_bucket_size is not None:
         zero["reduce_bucket_size"] = options.reduce_bucket_size
     if options.allgather_bucket_size is not None:
@@ -89,15 +91,12 @@ def shared_section(options: ZeroOptions) -> dict[str, Any]:
     return zero
 
 
-def _offload(options: ZeroOptions) -> dict[str, Any]:
-    # Pinned memory is what a GPU copies from at full speed; a CPU alone has no use for it.
-    place: dict[str, Any] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    if options.offload_nvme_path is not None:
-        place |= {"device": "nvme", "nvme_path": options.offload_nvme_path}
-    return place
+def in_cpu_memory() -> dict[str, Any]:
+    """Return where things go that are kept off the GPU; pinned, which is what a GPU copies from at full speed."""
+    return {"device": "cpu", "pin_memory": torch.cuda.is_available()}
 
 
-def add_sizes(zero: dict[str, Any], trained: Sequence[int], frozen: Sequence[int], world_size: int) -> dict[str, Any]:
+def add_sizes(zero: dict[str, Any], trained: Sequence[int], frozen: Sequence[int]) -> dict[str, Any]:
     """Return the section with the sizes that follow from the model, where no flag or file has set them.
 
     Args:
@@ -110,10 +109,6 @@ def add_sizes(zero: dict[str, Any], trained: Sequence[int], frozen: Sequence[int
         trains_little = sum(trained) < sum(frozen) / 10
         persistent = min(max(trained), PERSISTENT_IN_ADAPTERS) if trains_little else PERSISTENT
         sized.setdefault("stage3_param_persistence_threshold", max(PERSISTENT, persistent))
-    if zero.get("offload_param", {}).get("device") == "nvme":
-        # A buffer must hold this rank's part of the largest parameter; DeepSpeed asks for the size and takes 1e8.
-        largest = -(-max([*trained, *frozen]) // world_size)
-        sized["offload_param"] = {"buffer_size": largest + 1024} | zero["offload_param"]
     return sized
 
 

@@ -194,7 +194,7 @@ def test_a_bucket_is_the_flags_where_it_is_given_else_the_files(tmp_path):
     user = {"zero_optimization": {"reduce_bucket_size": 7}}
     with pytest.raises(ConfigError, match=r"reduce_bucket_size: is decided by --reduce_bucket_size \(9\); got 7"):
         merged(tmp_path, user, options=ZeroOptions(reduce_bucket_size=9))
-    assert add_sizes(merged(tmp_path, user)["zero_optimization"], [100], [], 1)["reduce_bucket_size"] == 7
+    assert add_sizes(merged(tmp_path, user)["zero_optimization"], [100], [])["reduce_bucket_size"] == 7
 
 
 def test_each_flag_is_its_key():
@@ -216,16 +216,13 @@ def test_each_flag_is_its_key():
 
 def test_sizes_follow_from_the_model():
     zero = {"stage": 3}
-    assert add_sizes(zero, [10, 20], [], 2) == {
+    assert add_sizes(zero, [10, 20], []) == {
         "stage": 3, "reduce_bucket_size": 30, "stage3_param_persistence_threshold": 100_000,
     }  # fmt: skip
-    assert add_sizes({"stage": 2}, [80_000_000], [], 2) == {"stage": 2, "reduce_bucket_size": 50_000_000}
+    assert add_sizes({"stage": 2}, [80_000_000], []) == {"stage": 2, "reduce_bucket_size": 50_000_000}
     # An adapter's matrices stay whole on every rank, its base's do not.
-    lora = add_sizes(zero, [16 * 14336, 16 * 4096], [4096 * 14336], 2)
+    lora = add_sizes(zero, [16 * 14336, 16 * 4096], [4096 * 14336])
     assert lora["stage3_param_persistence_threshold"] == 16 * 14336
-    # A buffer for a parameter on its way to the disk holds a rank's part of the largest.
-    disk = add_sizes({"stage": 3, "offload_param": {"device": "nvme"}}, [1000], [3001], 2)
-    assert disk["offload_param"] == {"device": "nvme", "buffer_size": 1501 + 1024}
 
 
 def test_ranks_that_cannot_be_grouped_are_refused():

@@ -5,9 +5,10 @@ import torch
 
 from openkto.config import LoraConfig
 from openkto.distributed.gather import gather_weights
-from openkto.distributed.zero_options import ZeroOptions
+from openkto.distributed.zero_options import ZeroOptions, missing_for_nvme
+from openkto.errors import CheckpointError
 from tests.ranks import run_ranks
-from tests.tiny import make_trainer, quiet_args, token_rows
+from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
 from tests.trainer.test_invariance import MIXED, assert_same, train
 from tests.trainer.test_resume import start_with, worst
 
@@ -149,3 +150,41 @@ def test_the_fused_adam_of_gpus_makes_the_same_updates(tmp_path, zero_stage):
         run_ranks(optimizer_run, 1, tmp_path, tmp_path / str(how), zero_stage, how)[0] for how in (False, True)
     )
     assert worst(plain, fused) < 1e-6
+
+
+def on_disk(folder, nvme, stage, zero, args):
+    trainer, _ = make_trainer(
+        token_rows([True, False] * 4), model=wide_llama, zero_stage=stage, batch=4, micro=2, steps=3, zero=zero
+    )
+    trainer.fit(quiet_args(folder, 3, **args))
+    weights = gather_weights(trainer.model.module.model, torch.float32)
+    return weights, sum(file.stat().st_size for file in nvme.rglob("*") if file.is_file())
+
+
+def wide_llama():
+    # DeepSpeed leaves what is smaller than 1 MiB on a rank in memory.
+    return tiny_llama(hidden_size=1024, intermediate_size=1024, num_hidden_layers=1)
+
+
+def refused_checkpoint(folder, nvme, zero):
+    with pytest.raises(CheckpointError) as caught:
+        on_disk(folder, nvme, 3, zero, {"save_steps": 1})
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_what_lies_on_a_disk_trains_the_same_and_is_never_half_saved(tmp_path):
+    problem = missing_for_nvme()  # builds the op, for minutes
+    if problem:
+        pytest.skip(f"DeepSpeed's async_io: {problem}")
+    nvme = tmp_path / "nvme"
+    nvme.mkdir()
+    plain, _ = run_ranks(on_disk, 2, tmp_path, tmp_path / "plain", nvme, 3, ZeroOptions(), {})[0]
+    optimizer = ZeroOptions(adam_offload=True, offload_nvme_path=str(nvme))
+    both = ZeroOptions(adam_offload=True, param_offload=True, offload_nvme_path=str(nvme))  # parameters: CPU memory
+    for name, zero in (("optimizer", optimizer), ("both", both)):
+        weights, size = run_ranks(on_disk, 2, tmp_path, tmp_path / name, nvme, 3, zero, {})[0]
+        assert worst(plain, weights) < 1e-6, name
+        assert size > 2**20
+    for message in run_ranks(refused_checkpoint, 2, tmp_path, tmp_path / "saved", nvme, optimizer):
+        assert message.startswith("a checkpoint: must hold the optimizer's states; got some that lie on a disk")
