@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from openkto.distributed.cpu_adam import is_cpu_adam
 from openkto.distributed.engine_files import read_file
 from openkto.errors import CheckpointError
 
@@ -185,7 +187,7 @@ def load_parameters(engine: Any, saved: dict[str, Pieces], updates: int) -> None
 def _slices_0(engine: Any, trained: dict[str, nn.Parameter], updates: int) -> Iterator[Slice]:
     for group in engine.optimizer.param_groups:
         for parameter in group["params"]:
-            engine.optimizer.state[parameter] = _fresh_state(parameter, group, updates)
+            engine.optimizer.state[parameter] = _fresh_state(parameter, group, updates, engine.optimizer)
     for name, parameter in trained.items():
         moments = engine.optimizer.state[parameter]
         kept = {MASTER: parameter.data, **{key: moments[key] for key in MOMENTS}}
@@ -196,7 +198,7 @@ def _slices_1_and_2(engine: Any, trained: dict[str, Any], updates: int) -> Itera
     inner = engine.optimizer.optimizer
     masters = [group["params"][0] for group in inner.param_groups]
     for master, group in zip(masters, inner.param_groups, strict=True):
-        inner.state[master] = _fresh_state(master, group, updates)
+        inner.state[master] = _fresh_state(master, group, updates, inner)
     for name, parameter in trained.items():
         place = parameter._hp_mapping
         if place is None:  # it lies on other ranks
@@ -213,7 +215,7 @@ def _slices_3(engine: Any, trained: dict[str, nn.Parameter], updates: int) -> It
     inner = optimizer.optimizer
     for i, master in enumerate(optimizer.fp32_partitioned_groups_flat):
         group = inner.param_groups[optimizer.sub_group_to_group_id[i]]
-        inner.state[master] = _fresh_state(master, group, updates)
+        inner.state[master] = _fresh_state(master, group, updates, inner)
     for name, parameter in trained.items():
         i, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
         master = optimizer.fp32_partitioned_groups_flat[i]
@@ -222,8 +224,8 @@ def _slices_3(engine: Any, trained: dict[str, nn.Parameter], updates: int) -> It
         yield Slice(name, kept, length * torch.distributed.get_rank())
 
 
-def _fresh_state(parameter: Tensor, group: dict[str, Any], updates: int) -> dict[str, Tensor]:
-    """Return AdamW's state of one of its tensors, as torch makes it, after a number of updates; moments still 0."""
+def _fresh_state(parameter: Tensor, group: dict[str, Any], updates: int, optimizer: Optimizer) -> dict[str, Any]:
+    """Return Adam's state of one of its tensors, as the optimizer makes it, after a number of updates; moments 0."""
     device = parameter.device if group.get("fused") or group.get("capturable") else None
-    step = torch.tensor(float(updates), dtype=torch.float32, device=device)
+    step = updates if is_cpu_adam(optimizer) else torch.tensor(float(updates), dtype=torch.float32, device=device)
     return {"step": step, **{key: torch.zeros_like(parameter.data) for key in MOMENTS}}

@@ -5,6 +5,7 @@ Shapes:  L = rows on this rank, N = rows on all ranks.
 
 import contextlib
 import gc
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers.integrations import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from openkto.distributed.cpu_adam import cpu_adam, problem_with_cpu_adam
 from openkto.distributed.ds_config import (
     SMALLEST_LOSS_SCALE,
     Precision,
@@ -30,6 +32,8 @@ from openkto.distributed.gather import whole_shape
 from openkto.distributed.launch import start_process
 from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_device, check_ranks
 from openkto.errors import ConfigError, TrainingError
+
+log = logging.getLogger(__name__)
 
 
 class StepResult(NamedTuple):
@@ -150,19 +154,34 @@ class DeepspeedStrategy:
 
     def create_optimizer(
         self, model: nn.Module, *, lr: float, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.0
-    ) -> AdamW:
-        """Return AdamW over the model's trainable parameters; norms and biases (one dimension) do not decay."""
+    ) -> Optimizer:
+        """Return AdamW over the model's trainable parameters; norms and biases (one dimension) do not decay.
+
+        On a GPU it is torch's fused one. Where `adam_offload` keeps its states beside a GPU it is DeepSpeed's, made for
+        processors, if that can be built there; all ranks must call it then.
+        """
         trainable = [p for p in model.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in trainable if len(whole_shape(p)) > 1], "weight_decay": weight_decay},
             {"params": [p for p in trainable if len(whole_shape(p)) <= 1], "weight_decay": 0.0},
         ]
-        return AdamW(
-            [g for g in groups if g["params"]],
-            lr=lr,
-            betas=betas,
-            fused=self.device.type == "cuda" and not self.zero.adam_offload,
-        )
+        groups = [g for g in groups if g["params"]]
+        is_on_gpu = self.device.type == "cuda"
+        if is_on_gpu and self.zero.adam_offload and self._has_cpu_adam():
+            return cpu_adam(groups, lr=lr, betas=betas)
+        return AdamW(groups, lr=lr, betas=betas, fused=is_on_gpu and not self.zero.adam_offload)
+
+    def _has_cpu_adam(self) -> bool:
+        """Whether DeepSpeed's Adam for processors can be built, or is, on every rank's machine."""
+        problem = problem_with_cpu_adam()
+        problems = [found for found in self.gather_objects(problem) if found]
+        if problems and self.rank == 0:
+            log.warning(
+                "warning: --adam_offload updates with torch's AdamW, several times slower than DeepSpeed's for "
+                "processors, which cannot be built here: %s",
+                problems[0],
+            )
+        return not problems
 
     def prepare(
         self, training: tuple[nn.Module, Optimizer, LRScheduler], ref_model: nn.Module | None = None

@@ -104,7 +104,7 @@ def compiled_run(folder, zero_stage, backend, how, lora):
         False,
     )  # the tests' processes have it off, for a faster start
     more = {"lora": LoraConfig(lora_rank=4), "ref_mode": "adapter"} if lora else {}
-    return train(MIXED, folder, zero_stage, 4, 2, 2, compile_backend=backend, gradient_checkpointing=how, **more), dict(
+    return train(MIXED, folder, zero_stage, 4, 2, 3, compile_backend=backend, gradient_checkpointing=how, **more), dict(
         torch._dynamo.utils.counters["stats"]
     )
 

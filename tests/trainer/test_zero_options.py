@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from openkto.config import LoraConfig
+from openkto.distributed.cpu_adam import cpu_adam, problem_with_cpu_adam
 from openkto.distributed.gather import gather_weights
+from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.zero_options import ZeroOptions, missing_for_nvme
 from openkto.errors import CheckpointError
 from tests.ranks import run_ranks
@@ -188,3 +190,28 @@ def test_what_lies_on_a_disk_trains_the_same_and_is_never_half_saved(tmp_path):
         assert size > 2**20
     for message in run_ranks(refused_checkpoint, 2, tmp_path, tmp_path / "saved", nvme, optimizer):
         assert message.startswith("a checkpoint: must hold the optimizer's states; got some that lie on a disk")
+
+
+def with_cpu_adam(folder, zero_stage, stop):
+    plain = DeepspeedStrategy.create_optimizer
+
+    def create(self, model, *, lr, betas=(0.9, 0.95), weight_decay=0.0):  # as on a machine with a GPU
+        groups = plain(self, model, lr=lr, betas=betas, weight_decay=weight_decay).param_groups
+        return cpu_adam([{name: g[name] for name in ("params", "weight_decay")} for g in groups], lr=lr, betas=betas)
+
+    DeepspeedStrategy.create_optimizer = create
+    return start_with(folder, zero_stage, {"stop_after_steps": stop}, {"zero": ZeroOptions(adam_offload=True)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_deepspeeds_adam_for_processors_goes_on_to_the_last_bit_and_updates_as_torchs(tmp_path, zero_stage):
+    problem = problem_with_cpu_adam()  # builds the op, for a minute or two
+    if problem:
+        pytest.skip(f"DeepSpeed's cpu_adam: {problem}")
+    torchs = trained(tmp_path, "torch", (2, zero_stage, ZeroOptions(adam_offload=True), None))
+    whole = run_ranks(with_cpu_adam, 2, tmp_path, tmp_path / "whole", zero_stage, None)[0]
+    run_ranks(with_cpu_adam, 2, tmp_path, tmp_path / "cut", zero_stage, 3)
+    cut = run_ranks(with_cpu_adam, 2, tmp_path, tmp_path / "cut", zero_stage, None)[0]
+    assert worst(whole, cut) == 0.0
+    assert worst(whole, torchs) < 1e-6
