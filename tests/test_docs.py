@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,8 @@ def test_every_ready_run_trains(config, tmp_path, monkeypatch):
     run_ranks(train.main, 2, tmp_path, argv)
     saved = "adapter_model.safetensors" if "lora" in config.stem else "model.safetensors"
     assert (tmp_path / "out" / saved).exists()
+
+
+def test_the_memory_page_holds_the_computed_tables():
+    shown = subprocess.run([sys.executable, DOCS / "make_memory_table.py"], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() in (DOCS / "memory.md").read_text()
