@@ -1,6 +1,6 @@
 """What gradient checkpointing costs and saves: `python -m benchmarks.recompute`.
 
-A Llama of 30M parameters on one CPU thread; each kind in a process of its own, whose largest memory is the system's count.
+A Llama of 30M parameters on one CPU thread; each kind in a process of its own, for its largest memory.
 """
 
 import argparse

@@ -51,10 +51,7 @@ def states(shape: Shape, stage: int, ranks: int, *, adam_offload: bool = False, 
     weights = WEIGHT * n / (ranks if stage == 3 else 1)
     if param_offload:
         weights = 0.0
-    if stage == 1:
-        gradients = (GRADIENT + ACCUMULATED) * n
-    else:
-        gradients = ACCUMULATED * n / ranks
+    gradients = (GRADIENT + ACCUMULATED) * n if stage == 1 else ACCUMULATED * n / ranks
     optimizer = MASTER_AND_MOMENTS * n / ranks
     if adam_offload:
         optimizer = 0.0
@@ -80,8 +77,8 @@ def lora(shape: Shape, stage: int, ranks: int) -> float:
 def activations(shape: Shape, tokens: int, how: str) -> float:
     """Return the GB that a micro-batch of so many tokens keeps: none, selective or whole recomputation."""
     h, f, kv = shape.hidden, shape.inner, shape.kv
-    # In bf16: the residual twice, two norms' results, q, k, v (before and after rotation), attention's result, gate, up,
-    # its SiLU and the product, and what the two blocks add.
+    # In bf16: the residual twice, two norms' results, q, k, v (before and after rotation), attention's result, gate,
+    # up, its SiLU and the product, and what the two blocks add.
     none = 2 * (2 * h + 2 * h + 2 * h + 3 * kv + h + 4 * f + 2 * h)
     # The results of the seven products and of attention, and the layer's input.
     selective = 2 * (h + h + 2 * kv + h + h + 2 * f + h)
