@@ -53,6 +53,7 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
             "--zero_stage 3, which shards them",
             "Take --zero_stage 2, or leave it out.",
         )
+    _check_parallel(config, place)
     _check_micro_batches(config, place)
     _check_humanline(config.loss, place)
     if command == "evaluate":
@@ -266,6 +267,27 @@ def _check_deepspeed(deepspeed: DeepspeedConfig, param_dtype: str | None, place:
     # What stands in the file is judged by openkto/distributed/ds_config.py, when the strategy is made.
     if deepspeed.ds_config is not None and not os.path.isfile(deepspeed.ds_config):
         _fail(place("ds_config"), "must be a JSON file", f"{deepspeed.ds_config!r}, no file", "Check the path.")
+
+
+def _check_parallel(config: RunConfig, place: Place) -> None:
+    tensor, sequence = config.deepspeed.tensor_parallel_size, config.deepspeed.sequence_parallel_size
+    if tensor > 1 and sequence > 1:
+        _fail(
+            place("sequence_parallel_size"),
+            "goes without --tensor_parallel_size: a run shares weights or tokens",
+            f"{sequence} beside {tensor}",
+            "Leave one of the two out.",
+        )
+    if sequence > 1:
+        _fail(place("sequence_parallel_size"), "is not in this version", str(sequence), "Leave it out.")
+    for name, is_given in (("load_in_4bit", config.lora.load_in_4bit), ("use_dora", config.lora.use_dora)):
+        if tensor > 1 and is_given:
+            _fail(
+                place(name),
+                "goes without --tensor_parallel_size, which cuts plain weights",
+                f"both, --tensor_parallel_size {tensor}",
+                "Leave one of the two out.",
+            )
 
 
 def _check_micro_batches(config: RunConfig, place: Place) -> None:

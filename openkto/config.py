@@ -260,6 +260,21 @@ class DeepspeedConfig:
         openrlhf="the model's own",
     )
     overlap_comm: bool = option(False, "reduce gradients while the backward pass goes on")
+    tensor_parallel_size: int = option(
+        1,
+        "so many GPUs share the weights of a model, by DeepSpeed's AutoTP, and run the same rows; it must divide the "
+        "number of GPUs",
+        "GPUs",
+        at_least=1,
+        below=LARGE,
+    )
+    sequence_parallel_size: int = option(
+        1,
+        "so many GPUs share the tokens of a micro-batch, by DeepSpeed's Ulysses; it must divide the number of GPUs",
+        "GPUs",
+        at_least=1,
+        below=LARGE,
+    )
     ds_config: str | None = option(
         None, "a DeepSpeed JSON file laid over the computed configuration", default_text="none", is_path=True
     )

@@ -66,6 +66,8 @@ def test_defaults_are_those_of_the_flags_page():
         "adam_betas": (0.9, 0.95),
         "max_norm": 1.0,
         "zero_stage": 2,
+        "tensor_parallel_size": 1,
+        "sequence_parallel_size": 1,
         "ref_sync_steps": 0,
         "ref_sync_alpha": 0.6,
         "local_rank": -1,
@@ -151,6 +153,8 @@ def values_of(item) -> st.SearchStrategy:
 
 FIXED = {
     "ref_sync_steps": 0,
+    "sequence_parallel_size": 1,
+    "use_dora": False,
     "use_ms": False,
     "load_in_4bit": False,
     "use_wandb": False,

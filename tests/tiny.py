@@ -197,6 +197,8 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         param_dtype=more.pop("param_dtype", "fp32"),
         max_norm=more.get("max_norm", 1.0),
         ds_config=more.pop("ds_config", None),
+        tensor_parallel_size=more.pop("tensor_parallel_size", 1),
+        sequence_parallel_size=more.pop("sequence_parallel_size", 1),
     )
     if zero_stage == 3:
         # Else a tiny model's parameters all stay whole, and nothing would be tested.
@@ -216,7 +218,8 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
             reference = Actor(other(), **loading)
     if not loading:
         actor, reference = (m and m.to(strategy.load_dtype) for m in (actor, reference))
-    place = {"rank": strategy.rank, "world_size": strategy.world_size}
+    strategy.split_model(actor)
+    place = {"rank": strategy.data_rank, "world_size": strategy.data_size}
     needs = more.get("loss_type", "kto") in LOSSES_WITH_Z_REF
     loader = KTODataLoader(rows, batch, micro, **place, seed=more.pop("seed", 1), needs_mismatched=needs)
     eval_rows = more.pop("eval_rows", None)

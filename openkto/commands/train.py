@@ -140,6 +140,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
     """
     from openkto.models.adapter import base_of
     from openkto.models.loading import check_same_vocabulary, choose_attention, expert_counts, load_config
+    from openkto.models.split_plan import check_split
 
     choose_attention(config.model.attn_implementation)
     model_config = load_config(pretrain, config.model.trust_remote_code)
@@ -147,6 +148,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
     if reference != pretrain:
         load_config(reference, config.model.trust_remote_code)
         check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
+    check_split(model_config, config.deepspeed.tensor_parallel_size)
     if config.loss.aux_loss_coef > 0 and expert_counts(model_config)[0] == 0:
         raise ConfigError(
             f"--aux_loss_coef: needs a mixture-of-experts model; got {pretrain}, a dense {model_config.model_type}. "
@@ -207,8 +209,8 @@ def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
     return {
         "micro_train_batch_size": train.micro_train_batch_size,
         "max_tokens_per_micro_batch": tokens if isinstance(tokens, int) else None,
-        "rank": strategy.rank,
-        "world_size": strategy.world_size,
+        "rank": strategy.data_rank,
+        "world_size": strategy.data_size,
         "needs_mismatched": config.loss.loss_type in LOSSES_WITH_Z_REF,
         "pin_memory": strategy.device.type == "cuda",
     }
@@ -250,6 +252,7 @@ def make_trainer(
 
     train, loss, optim = config.train, config.loss, config.optim
     actor, reference = models
+    strategy.split_model(actor)
     optimizer = strategy.create_optimizer(actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2)
     scheduler = create_scheduler(
         optimizer,
@@ -336,6 +339,8 @@ def make_strategy(config: RunConfig) -> Any:
         adam_offload=settings.adam_offload,
         ref_offload=settings.ref_offload,
         overlap_comm=settings.overlap_comm,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        sequence_parallel_size=settings.sequence_parallel_size,
         ds_config=settings.ds_config,
         seed=config.train.seed,
         full_determinism=config.train.full_determinism,

@@ -69,8 +69,8 @@ OWNED: dict[str, tuple[str, Any]] = {
     "elasticity": ("OpenKTO", OFF),
     "hybrid_engine": ("OpenKTO", OFF),
     "autotuning": ("OpenKTO", OFF),
-    "sequence_parallel_size": ("OpenKTO", 1),
-    "tensor_parallel": ("OpenKTO", {}),
+    "sequence_parallel_size": ("--sequence_parallel_size", 1),
+    "tensor_parallel": ("--tensor_parallel_size", {}),
     "pipeline": ("OpenKTO", {}),
     "compression_training": ("OpenKTO", {}),
 }
@@ -95,6 +95,7 @@ def deepspeed_config(
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32",
     adam_offload: bool = False,
     overlap_comm: bool = False,
+    tensor_parallel_size: int = 1,
 ) -> dict[str, Any]:
     """Return the configuration for training with an optimizer of our own.
 
@@ -113,6 +114,7 @@ def deepspeed_config(
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        **_tensor_parallel(tensor_parallel_size),
     }
     if precision == "bf16" and zero_stage == 0:
         # DeepSpeed's own bf16 at stage 0 cannot accumulate in float32; this keeps float32 parameters.
@@ -132,7 +134,13 @@ def deepspeed_config(
     return config
 
 
-def frozen_config(*, zero_stage: int, precision: Precision, micro_batch_size: int, offload: bool) -> dict[str, Any]:
+def _tensor_parallel(size: int) -> dict[str, Any]:
+    return {"tensor_parallel": {"autotp_size": size}} if size > 1 else {}
+
+
+def frozen_config(
+    *, zero_stage: int, precision: Precision, micro_batch_size: int, offload: bool, tensor_parallel_size: int = 1
+) -> dict[str, Any]:
     """Return the configuration of a reference model that is sharded by ZeRO-3."""
     zero: dict[str, Any] = {"stage": zero_stage}
     if offload:
@@ -141,13 +149,16 @@ def frozen_config(*, zero_stage: int, precision: Precision, micro_batch_size: in
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "steps_per_print": 10**9,
         "zero_optimization": zero,
+        **_tensor_parallel(tensor_parallel_size),
     }
     if precision != "fp32":
         config[precision] = {"enabled": True}
     return config
 
 
-def merge_user_config(computed: dict[str, Any], path: str, train_batch_size: int | None = None) -> dict[str, Any]:
+def merge_user_config(
+    computed: dict[str, Any], path: str, train_batch_size: int | None = None, sequence_parallel_size: int = 1
+) -> dict[str, Any]:
     """Lay a user's DeepSpeed JSON over the computed configuration; needs no process group.
 
     `"auto"` means the computed value, as in transformers.
@@ -157,6 +168,7 @@ def merge_user_config(computed: dict[str, Any], path: str, train_batch_size: int
         path: the file.
         train_batch_size: of the run, which the file may repeat. It is not handed on: DeepSpeed would hold it against
             its own accumulation of 1.
+        sequence_parallel_size: likewise: DeepSpeed is not told that ranks share tokens.
 
     Raises:
         ConfigError: the file is no JSON object, holds an unknown key or a value that DeepSpeed refuses, or contradicts
@@ -165,7 +177,10 @@ def merge_user_config(computed: dict[str, Any], path: str, train_batch_size: int
     user = _read(path)
     stage = computed["zero_optimization"]["stage"]
     owned = OWNED if stage == 3 else OWNED | OWNED_BELOW_STAGE_3
-    owned = owned | {"train_batch_size": ("--train_batch_size", train_batch_size)}
+    owned = owned | {
+        "train_batch_size": ("--train_batch_size", train_batch_size),
+        "sequence_parallel_size": ("--sequence_parallel_size", sequence_parallel_size),
+    }
     for key, value in user.items():
         if key not in FREE and not any(name.split(".")[0] == key for name in owned):
             raise _wrong(path, key, "must be a key of DeepSpeed's that has a use here", value, "Remove it.")

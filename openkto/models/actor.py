@@ -23,6 +23,7 @@ from openkto.models.export import export_adapter, export_model
 from openkto.models.loading import disable_randomness, expert_counts, load_model
 from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
 from openkto.models.packing import pack, start_packing
+from openkto.models.split_plan import Style, split_plan
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,10 @@ class Actor(nn.Module):
         """The transformers model itself, with the adapter's layers in it."""
         model: Any = self.model
         return model.get_base_model() if self.has_adapter else model
+
+    def split_plan(self, size: int) -> dict[str, Style]:
+        """Return how each layer is cut where `size` ranks share the weights, by its name here; see `split_plan.py`."""
+        return split_plan(self, self.model.config, size)
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, forwards are those of the model that training started from: an adapter is off, or as it was."""
