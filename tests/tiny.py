@@ -218,8 +218,8 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
             reference = Actor(other(), **loading)
     if not loading:
         actor, reference = (m and m.to(strategy.load_dtype) for m in (actor, reference))
-    strategy.split_model(actor)
-    place = {"rank": strategy.data_rank, "world_size": strategy.data_size}
+    strategy.share_model(actor)
+    place = {"rank": strategy.data_rank, "world_size": strategy.data_size, "shared_by": strategy.sequence_parallel_size}
     needs = more.get("loss_type", "kto") in LOSSES_WITH_Z_REF
     loader = KTODataLoader(rows, batch, micro, **place, seed=more.pop("seed", 1), needs_mismatched=needs)
     eval_rows = more.pop("eval_rows", None)

@@ -211,6 +211,7 @@ def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
         "max_tokens_per_micro_batch": tokens if isinstance(tokens, int) else None,
         "rank": strategy.data_rank,
         "world_size": strategy.data_size,
+        "shared_by": strategy.sequence_parallel_size,
         "needs_mismatched": config.loss.loss_type in LOSSES_WITH_Z_REF,
         "pin_memory": strategy.device.type == "cuda",
     }
@@ -252,7 +253,7 @@ def make_trainer(
 
     train, loss, optim = config.train, config.loss, config.optim
     actor, reference = models
-    strategy.split_model(actor)
+    strategy.share_model(actor)
     optimizer = strategy.create_optimizer(actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2)
     scheduler = create_scheduler(
         optimizer,

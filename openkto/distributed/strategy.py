@@ -29,6 +29,7 @@ from openkto.distributed.ds_config import (
 from openkto.distributed.gather import whole_shape
 from openkto.distributed.launch import start_process
 from openkto.distributed.mesh import Mesh, make_mesh
+from openkto.distributed.sequence_parallel import SharedTokens
 from openkto.distributed.tensor_parallel import split_model, total_norm
 from openkto.errors import ConfigError, TrainingError
 
@@ -170,14 +171,18 @@ class DeepspeedStrategy:
             del alive
             unset_hf_deepspeed_config()
 
-    def split_model(self, model: nn.Module) -> None:
-        """Leave each rank its part of a loaded model's weights, where ranks share them; before `create_optimizer`.
+    def share_model(self, model: Any) -> None:
+        """Leave each rank its part of a loaded model's weights or of each row's tokens, where ranks share them.
+
+        To be called before `create_optimizer`.
 
         Raises:
             ConfigError: the model cannot be cut so.
         """
         if self.mesh.cut == "weights":
             split_model(model, self.mesh)
+        elif self.mesh.cut == "tokens":
+            model.share_tokens(SharedTokens(self.mesh))
 
     def create_optimizer(
         self, model: nn.Module, *, lr: float, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.0
@@ -213,7 +218,7 @@ class DeepspeedStrategy:
 
     def prepare_frozen(self, model: nn.Module, *, offload: bool = False) -> Any:
         """Return a model for forwards alone, without gradient; cut and sharded as the strategy does with parameters."""
-        self.split_model(model)
+        self.share_model(model)
         model.requires_grad_(False)
         model.eval()
         if self.zero_stage < 3:
