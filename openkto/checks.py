@@ -278,8 +278,15 @@ def _check_parallel(config: RunConfig, place: Place) -> None:
             f"{sequence} beside {tensor}",
             "Leave one of the two out.",
         )
-    if sequence > 1:
-        _fail(place("sequence_parallel_size"), "is not in this version", str(sequence), "Leave it out.")
+    if sequence > 1 and config.model.packing == "off":
+        _fail(place("packing"), "must be on for --sequence_parallel_size, which cuts packed rows", "off", "Take auto.")
+    if sequence > 1 and config.model.attn_implementation != "auto":
+        _fail(
+            place("attn_implementation"),
+            "is OpenKTO's own with --sequence_parallel_size",
+            config.model.attn_implementation,
+            "Leave it out.",
+        )
     for name, is_given in (("load_in_4bit", config.lora.load_in_4bit), ("use_dora", config.lora.use_dora)):
         if tensor > 1 and is_given:
             _fail(
@@ -292,10 +299,12 @@ def _check_parallel(config: RunConfig, place: Place) -> None:
 
 def _check_micro_batches(config: RunConfig, place: Place) -> None:
     tokens = config.train.max_tokens_per_micro_batch
-    if isinstance(tokens, int) and tokens < config.data.max_len:
+    sharers = config.deepspeed.sequence_parallel_size
+    if isinstance(tokens, int) and tokens * sharers < config.data.max_len:
+        shared = f" shared by {sharers} GPUs" if sharers > 1 else ""
         _fail(
             place("max_tokens_per_micro_batch"),
-            f"must hold the longest row, --max_len {config.data.max_len}",
+            f"must hold the longest row, --max_len {config.data.max_len}{shared}",
             str(tokens),
             "Raise it, or lower --max_len.",
         )

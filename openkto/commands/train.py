@@ -140,7 +140,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
     """
     from openkto.models.adapter import base_of
     from openkto.models.loading import check_same_vocabulary, choose_attention, expert_counts, load_config
-    from openkto.models.split_plan import check_split
+    from openkto.models.split_plan import check_heads, check_split
 
     choose_attention(config.model.attn_implementation)
     model_config = load_config(pretrain, config.model.trust_remote_code)
@@ -149,6 +149,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
         load_config(reference, config.model.trust_remote_code)
         check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
     check_split(model_config, config.deepspeed.tensor_parallel_size)
+    check_heads(model_config, config.deepspeed.sequence_parallel_size, "--sequence_parallel_size", repeats_keys=True)
     if config.loss.aux_loss_coef > 0 and expert_counts(model_config)[0] == 0:
         raise ConfigError(
             f"--aux_loss_coef: needs a mixture-of-experts model; got {pretrain}, a dense {model_config.model_type}. "
@@ -229,7 +230,7 @@ def measure_micro_batches(
     longest = max(loader.dataset.longest_and_largest()[0] for loader in loaders)
     tokens = settle_tokens(engine, strategy, longest, watchdog.beat, with_gradient=with_gradient)
     for loader in loaders:
-        loader.max_tokens = tokens
+        loader.max_tokens = -(-tokens // loader.shared_by)
 
 
 def make_trainer(

@@ -4,8 +4,8 @@ Each rank runs its slice of the packed row through all layers. For attention the
 some heads, and gives the results back. DeepSpeed does that (`UlyssesSPAttentionHF`), around our own attention.
 
 DeepSpeed's engine is not told. Every rank has the gradient of its own tokens, so that those of a group add up as those
-of different rows do: to the engine all ranks are data-parallel, at every ZeRO stage with one and the same scale. Told of
-it, stages 0 to 2 divide by other numbers than stage 3 does, and its checkpoints lie otherwise (0.19.8).
+of different rows do: to the engine all ranks are data-parallel, at every ZeRO stage with one and the same scale, and
+checkpoints lie as they always do. Told of it, stages 0 to 2 divide by other numbers than stage 3 does (0.19.8).
 
 Source: Jacobs et al., "DeepSpeed Ulysses", arXiv:2309.14509.
 """
@@ -88,4 +88,3 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         return grad_outputs[0].chunk(ctx.size)[ctx.rank], None, None, None
-

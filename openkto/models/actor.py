@@ -23,7 +23,7 @@ from openkto.models.export import export_adapter, export_model
 from openkto.models.loading import disable_randomness, expert_counts, load_model
 from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
 from openkto.models.packing import PACKED, Sharers, own_slice, pack, start_packing
-from openkto.models.split_plan import Style, split_plan
+from openkto.models.split_plan import Style, check_heads, split_plan
 
 log = logging.getLogger(__name__)
 
@@ -126,12 +126,13 @@ class Actor(nn.Module):
         """Run a slice of each packed row from now on, and let the other ranks run theirs.
 
         Raises:
-            ConfigError: the model's rows are not packed.
+            ConfigError: the model's rows are not packed, or its attention heads cannot be dealt to so many ranks.
         """
         if not self.packs:
             raise ConfigError(
                 f"--sequence_parallel_size: cuts packed rows; got {self._kind}, whose rows are padded. Leave it out."
             )
+        check_heads(self.model.config, sharers.size, "--sequence_parallel_size", repeats_keys=True)
         self.sharers = sharers
         self.language_model.set_attn_implementation(PACKED)
 
@@ -241,7 +242,7 @@ class Actor(nn.Module):
             return value_K
         return self.sharers.total(value_K.new_zeros(count).index_copy(0, own_K, value_K))
 
-    def _router_logits(self, own: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
+    def _router_logits(self, own: Any, count: int) -> Any:
         """Return each layer's router logits of all the micro-batch's tokens, where this rank has those of its slice."""
         if self.sharers is None:
             return own

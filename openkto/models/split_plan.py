@@ -21,22 +21,26 @@ LEFT_WHOLE = ("embedding_rowwise", "embedding_colwise")
 FLAG = "--tensor_parallel_size"
 
 
-def check_heads(config: Any, size: int, flag: str) -> None:
+def check_heads(config: Any, size: int, flag: str, *, repeats_keys: bool = False) -> None:
     """Compare a model's attention heads with the number of ranks that they are dealt to.
 
     Args:
         config: of the model.
         flag: the setting that says how many.
+        repeats_keys: whether ranks may have the same key-value head, where there are fewer heads than ranks.
 
     Raises:
         ConfigError: they cannot be dealt evenly.
     """
+    if size == 1:
+        return
     known = config.get_text_config().to_dict()
     heads = known.get("num_attention_heads")
     if heads is None:
         raise ConfigError(f"{flag}: needs a model with attention heads; got {config.model_type}. Leave it out.")
-    for name, number in (("attention", heads), ("key-value", known.get("num_key_value_heads") or heads)):
-        if number % size:
+    keys = known.get("num_key_value_heads") or heads
+    for name, number in (("attention", heads), ("key-value", keys)):
+        if number % size and not (name == "key-value" and repeats_keys and size % number == 0):
             raise ConfigError(
                 f"{flag}: must divide the model's {number} {name} heads; got {size}. Take a number that does."
             )
