@@ -210,8 +210,8 @@ class Actor(nn.Module):
         token_K = input_ids.flatten().index_select(0, scored_index)
         own_K = None
         if self.sharers is not None:
-            # Each rank predicts from its own slice; which tokens these are, the host has to wait for.
             predictor_K = predictor_K - self.sharers.rank * len(hidden_PH)
+            # Each rank predicts from its own slice; which tokens these are, the host has to wait for.
             own_K = ((predictor_K >= 0) & (predictor_K < len(hidden_PH))).nonzero()[:, 0]
             predictor_K, token_K = predictor_K[own_K], token_K[own_K]
         hidden_KH = hidden_PH.index_select(0, predictor_K)
