@@ -311,6 +311,21 @@ class DeepspeedConfig:
     deepcompile: bool = option(
         False, "let DeepSpeed compile the policy, communication included; needs a GPU and --zero_stage 1, 2 or 3"
     )
+    tensor_parallel_size: int = option(
+        1,
+        "so many GPUs share the weights of a model, by DeepSpeed's AutoTP, and run the same rows; it must divide the "
+        "number of GPUs",
+        "GPUs",
+        at_least=1,
+        below=LARGE,
+    )
+    sequence_parallel_size: int = option(
+        1,
+        "so many GPUs share the tokens of a micro-batch, by DeepSpeed's Ulysses; it must divide the number of GPUs",
+        "GPUs",
+        at_least=1,
+        below=LARGE,
+    )
     ds_config: str | None = option(
         None, "a DeepSpeed JSON file laid over the computed configuration", default_text="none", is_path=True
     )

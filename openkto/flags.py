@@ -84,6 +84,8 @@ OTHER_NAMES = {
     "per_device_train_batch_size": "micro_train_batch_size",
     "weight_decay": "l2",
     "max_grad_norm": "max_norm",
+    "ds_tensor_parallel_size": "tensor_parallel_size",
+    "ring_attn_size": "sequence_parallel_size",
 }
 
 

@@ -67,6 +67,8 @@ def test_defaults_are_those_of_the_flags_page():
         "max_norm": 1.0,
         "zero_stage": 2,
         "zpg": 1,
+        "tensor_parallel_size": 1,
+        "sequence_parallel_size": 1,
         "ref_sync_steps": 0,
         "ref_sync_alpha": 0.6,
         "local_rank": -1,
@@ -152,6 +154,9 @@ def values_of(item) -> st.SearchStrategy:
 
 FIXED = {
     "ref_sync_steps": 0,
+    "sequence_parallel_size": 1,
+    "tensor_parallel_size": 1,
+    "use_dora": False,
     "use_ms": False,
     "use_liger_kernel": False,
     "deepcompile": False,

@@ -199,6 +199,8 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         ds_config=more.pop("ds_config", None),
         zero=more.pop("zero", None),
         ref_offload=more.pop("ref_offload", False),
+        tensor_parallel_size=more.pop("tensor_parallel_size", 1),
+        sequence_parallel_size=more.pop("sequence_parallel_size", 1),
     )
     if zero_stage == 3:
         # Else a tiny model's parameters all stay whole, and nothing would be tested.
@@ -219,7 +221,8 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
             reference = Actor(other(), **loading)
     if not loading:
         actor, reference = (m and m.to(strategy.load_dtype) for m in (actor, reference))
-    place = {"rank": strategy.rank, "world_size": strategy.world_size}
+    strategy.share_model(actor)
+    place = {"rank": strategy.data_rank, "world_size": strategy.data_size, "shared_by": strategy.sequence_parallel_size}
     needs = more.get("loss_type", "kto") in LOSSES_WITH_Z_REF
     loader = KTODataLoader(rows, batch, micro, **place, seed=more.pop("seed", 1), needs_mismatched=needs)
     eval_rows = more.pop("eval_rows", None)

@@ -140,6 +140,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
     """
     from openkto.models.adapter import base_of
     from openkto.models.loading import check_same_vocabulary, choose_attention, expert_counts, load_config
+    from openkto.models.split_plan import check_heads, check_split
 
     choose_attention(config.model.attn_implementation)
     model_config = load_config(pretrain, config.model.trust_remote_code)
@@ -147,6 +148,8 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
     if reference != pretrain:
         load_config(reference, config.model.trust_remote_code)
         check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
+    check_split(model_config, config.deepspeed.tensor_parallel_size)
+    check_heads(model_config, config.deepspeed.sequence_parallel_size, "--sequence_parallel_size", repeats_keys=True)
     if config.loss.aux_loss_coef > 0 and expert_counts(model_config)[0] == 0:
         raise ConfigError(
             f"--aux_loss_coef: needs a mixture-of-experts model; got {pretrain}, a dense {model_config.model_type}. "
@@ -207,8 +210,9 @@ def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
     return {
         "micro_train_batch_size": train.micro_train_batch_size,
         "max_tokens_per_micro_batch": tokens if isinstance(tokens, int) else None,
-        "rank": strategy.rank,
-        "world_size": strategy.world_size,
+        "rank": strategy.data_rank,
+        "world_size": strategy.data_size,
+        "shared_by": strategy.sequence_parallel_size,
         "needs_mismatched": config.loss.loss_type in LOSSES_WITH_Z_REF,
         "pin_memory": strategy.device.type == "cuda",
     }
@@ -226,7 +230,7 @@ def measure_micro_batches(
     longest = max(loader.dataset.longest_and_largest()[0] for loader in loaders)
     tokens = settle_tokens(engine, strategy, longest, watchdog.beat, with_gradient=with_gradient)
     for loader in loaders:
-        loader.max_tokens = tokens
+        loader.max_tokens = -(-tokens // loader.shared_by)
 
 
 def make_trainer(
@@ -250,6 +254,7 @@ def make_trainer(
 
     train, loss, optim = config.train, config.loss, config.optim
     actor, reference = models
+    strategy.share_model(actor)
     optimizer = strategy.create_optimizer(actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2)
     scheduler = create_scheduler(
         optimizer,
@@ -337,6 +342,8 @@ def make_strategy(config: RunConfig) -> Any:
         zero=ZeroOptions(**{field.name: vars(settings)[field.name] for field in dataclasses.fields(ZeroOptions)}),
         ref_offload=settings.ref_offload,
         deepcompile=settings.deepcompile,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        sequence_parallel_size=settings.sequence_parallel_size,
         ds_config=settings.ds_config,
         seed=config.train.seed,
         full_determinism=config.train.full_determinism,

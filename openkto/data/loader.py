@@ -128,6 +128,8 @@ class KTODataLoader:
             limits are for forwards that keep activations for a backward pass; others take four times as much.
         needs_mismatched: whether to build the mismatched pairs; a loss without z_ref does without.
         packed: whether the model lays rows end to end, so that padding costs nothing.
+        shared_by: how many ranks run each micro-batch together, each an equal part of its tokens: the limit of tokens
+            is of one of them.
         attention_length: the length at which a row's attention costs as much as all else in the model.
         pin_memory: make batches that a GPU can fetch by itself.
     """
@@ -144,6 +146,7 @@ class KTODataLoader:
         max_tokens_per_micro_batch: int | None = None,
         needs_mismatched: bool = True,
         packed: bool = False,
+        shared_by: int = 1,
         attention_length: float = math.inf,
         pin_memory: bool = False,
     ) -> None:
@@ -159,6 +162,7 @@ class KTODataLoader:
         self.max_tokens = max_tokens_per_micro_batch
         self.needs_mismatched = needs_mismatched
         self.packed = packed
+        self.shared_by = shared_by
         self.attention_length = attention_length
         self.pin_memory = pin_memory
         self.bounds = batch_bounds(len(dataset), train_batch_size or max(len(dataset), 1))
@@ -224,7 +228,8 @@ class KTODataLoader:
     def plan(self, lengths_N: IntArray, *, with_gradient: bool) -> Plan:
         """Deal sequences to ranks and micro-batches under the limits; see `plan_micro_batches`."""
         factor = 1 if with_gradient else WITHOUT_GRADIENT
-        max_rows, max_tokens = (None if limit is None else factor * limit for limit in (self.max_rows, self.max_tokens))
+        max_rows = None if self.max_rows is None else factor * self.max_rows
+        max_tokens = None if self.max_tokens is None else factor * self.max_tokens * self.shared_by
         return plan_micro_batches(
             lengths_N,
             self.world_size,
@@ -264,9 +269,10 @@ class KTODataLoader:
     def _slots(self, plan: Plan, lengths_N: IntArray) -> int:
         """Return the places for tokens that all ranks' forwards of a plan run through."""
         shares = [lengths_N[share] for shares in plan for share in shares if len(share)]
-        dummies = DUMMY_TOKENS * (sum(map(len, plan)) - len(shares))
-        own = sum(int(share.sum()) if self.packed else len(share) * int(share.max()) for share in shares)
-        return own + dummies
+        sizes = [int(share.sum()) if self.packed else len(share) * int(share.max()) for share in shares]
+        sizes += [DUMMY_TOKENS] * (sum(map(len, plan)) - len(shares))
+        # Tokens are shared evenly.
+        return sum(size + -size % self.shared_by for size in sizes)
 
     def _matched(self, index: IntArray) -> MicroBatch:
         data = self.dataset

@@ -23,7 +23,7 @@ from openkto.distributed import checkpoint_folder as layout
 from openkto.distributed.agreement import Ranks
 from openkto.distributed.engine_files import RecordingCheckpointEngine
 from openkto.distributed.moving_reference import load_reference, reference_weights
-from openkto.distributed.portable import NAMES, load_parameters, optimizer_names, read_parameters
+from openkto.distributed.portable import client_state, load_parameters, read_parameters
 from openkto.errors import CheckpointError, ConfigError, OpenKTOError
 
 log = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ class Checkpoints:
         engine.save_checkpoint(
             str(folder.parent),
             tag=folder.name,
-            client_state={NAMES: optimizer_names(engine)},
+            client_state=client_state(engine),
             save_latest=False,
             exclude_frozen_parameters=True,
         )

@@ -72,8 +72,8 @@ OWNED: dict[str, tuple[str, Any]] = {
     "elasticity": ("OpenKTO", OFF),
     "hybrid_engine": ("OpenKTO", OFF),
     "autotuning": ("OpenKTO", OFF),
-    "sequence_parallel_size": ("OpenKTO", 1),
-    "tensor_parallel": ("OpenKTO", {}),
+    "sequence_parallel_size": ("--sequence_parallel_size", 1),
+    "tensor_parallel": ("--tensor_parallel_size", {}),
     "pipeline": ("OpenKTO", {}),
     "compression_training": ("OpenKTO", {}),
 }
@@ -96,6 +96,7 @@ def deepspeed_config(
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32",
     options: ZeroOptions | None = None,
     deepcompile: bool = False,
+    tensor_parallel_size: int = 1,
 ) -> dict[str, Any]:
     """Return the configuration for training with an optimizer of our own.
 
@@ -111,6 +112,7 @@ def deepspeed_config(
         "zero_optimization": zero_section(zero_stage, options or ZeroOptions()),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        **_tensor_parallel(tensor_parallel_size),
     }
     if deepcompile:
         config["compile"] = {"deepcompile": True}
@@ -132,6 +134,10 @@ def deepspeed_config(
     return config
 
 
+def _tensor_parallel(size: int) -> dict[str, Any]:
+    return {"tensor_parallel": {"autotp_size": size}} if size > 1 else {}
+
+
 def frozen_config(
     *,
     zero_stage: int,
@@ -139,6 +145,7 @@ def frozen_config(
     micro_batch_size: int,
     offload: bool,
     options: ZeroOptions | None = None,
+    tensor_parallel_size: int = 1,
 ) -> dict[str, Any]:
     """Return the configuration of a reference model that is sharded by ZeRO-3, as the policy is."""
     zero: dict[str, Any] = {"stage": zero_stage, **shared_section(options or ZeroOptions())}
@@ -148,13 +155,16 @@ def frozen_config(
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "steps_per_print": 10**9,
         "zero_optimization": zero,
+        **_tensor_parallel(tensor_parallel_size),
     }
     if precision != "fp32":
         config[precision] = {"enabled": True}
     return config
 
 
-def merge_user_config(computed: dict[str, Any], path: str, train_batch_size: int | None = None) -> dict[str, Any]:
+def merge_user_config(
+    computed: dict[str, Any], path: str, train_batch_size: int | None = None, sequence_parallel_size: int = 1
+) -> dict[str, Any]:
     """Lay a user's DeepSpeed JSON over the computed configuration; needs no process group.
 
     `"auto"` means the computed value, as in transformers.
@@ -164,6 +174,7 @@ def merge_user_config(computed: dict[str, Any], path: str, train_batch_size: int
         path: the file.
         train_batch_size: of the run, which the file may repeat. It is not handed on: DeepSpeed would hold it against
             its own accumulation of 1.
+        sequence_parallel_size: likewise: DeepSpeed is not told that ranks share tokens.
 
     Raises:
         ConfigError: the file is no JSON object, holds an unknown key or a value that DeepSpeed refuses, or contradicts
@@ -172,7 +183,10 @@ def merge_user_config(computed: dict[str, Any], path: str, train_batch_size: int
     user = _read(path)
     given = {key: flag for key, flag in SIZE_FLAGS.items() if key.partition(".")[2] in computed["zero_optimization"]}
     owned = OWNED | {key: (flag, None) for key, flag in given.items()}
-    owned = owned | {"train_batch_size": ("--train_batch_size", train_batch_size)}
+    owned = owned | {
+        "train_batch_size": ("--train_batch_size", train_batch_size),
+        "sequence_parallel_size": ("--sequence_parallel_size", sequence_parallel_size),
+    }
     for key, value in user.items():
         if key not in FREE and not any(name.split(".")[0] == key for name in owned):
             raise _wrong(path, key, "must be a key of DeepSpeed's that has a use here", value, "Remove it.")

@@ -1,4 +1,4 @@
-"""Whole weights, at every ZeRO stage, on rank 0's CPU."""
+"""Whole weights, at every ZeRO stage and however ranks share them, on rank 0's CPU."""
 
 import deepspeed
 import torch
@@ -6,10 +6,14 @@ from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
 from openkto.distributed.launch import is_first_rank
+from openkto.distributed.tensor_parallel import split_of
 
 
 def whole_shape(parameter: nn.Parameter) -> torch.Size:
-    """Return a parameter's own shape, also where ZeRO-3 has taken its data away."""
+    """Return a parameter's own shape, also where ZeRO-3 has taken its data away or other ranks have parts of it."""
+    split = split_of(parameter)
+    if split is not None:
+        return split.shape
     shape: torch.Size = parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape
     return shape
 
@@ -44,14 +48,16 @@ def whole_weight(parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float32 and parameter.dtype != torch.float32 and parameter.requires_grad:
         master = safe_get_full_fp32_param(parameter)
         if master is not None:
-            return _to_cpu(master, dtype)
+            return _to_cpu(parameter, master, dtype)
     if not hasattr(parameter, "ds_id"):
-        return _to_cpu(parameter, dtype)
+        return _to_cpu(parameter, parameter, dtype)
     with deepspeed.zero.GatheredParameters([parameter]):
-        return _to_cpu(parameter, dtype)
+        return _to_cpu(parameter, parameter, dtype)
 
 
-def _to_cpu(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _to_cpu(parameter: nn.Parameter, own: Tensor, dtype: torch.dtype) -> Tensor:
+    split = split_of(parameter)
+    tensor = own if split is None else split.gather(own)
     if not is_first_rank():
         return torch.empty(0)
     kept = dtype if tensor.is_floating_point() else tensor.dtype

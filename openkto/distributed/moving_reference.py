@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from openkto.distributed.gather import whole_shape, whole_weight
 from openkto.distributed.launch import is_first_rank
+from openkto.distributed.tensor_parallel import split_of
 
 
 @torch.no_grad()
@@ -43,7 +44,8 @@ def load_reference(reference: nn.Module, file: Path) -> None:
     with safe_open(str(file), framework="pt") as saved:
         for name, parameter in parameters(reference).items():
             with _whole(parameter, modifies=True):
-                parameter.data.copy_(saved.get_tensor(name))
+                whole, split = saved.get_tensor(name), split_of(parameter)
+                parameter.data.copy_(whole if split is None else split.own_part(whole))
 
 
 def is_alike(reference: nn.Module, policy: nn.Module) -> bool:
@@ -62,9 +64,10 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @contextlib.contextmanager
 def _whole(parameter: nn.Parameter, *, modifies: bool) -> Iterator[None]:
-    """Inside, a parameter that ZeRO-3 shards is whole; what every rank writes into it alike is kept."""
+    """Inside, a parameter that ZeRO-3 shards is whole, or its part is; what every rank writes into it alike is kept."""
     if not hasattr(parameter, "ds_id"):
         yield
         return
+    # The rank is counted among those that shard the parameter.
     with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if modifies else None):
         yield

@@ -1,4 +1,4 @@
-"""Whole parameters out of a DeepSpeed checkpoint of any ZeRO stage and number of ranks, into an engine of any other.
+"""Parameters out of a DeepSpeed checkpoint of any ZeRO stage and number of ranks, into an engine of any other.
 
 DeepSpeed's universal format covers a change of ranks but not of stage, and at stage 3 it restores a wrong Adam step and
 a wrong weight decay without an error (0.19.8). The files hold all that is needed, so they are read where they lie, a
@@ -6,7 +6,8 @@ parameter at a time: nothing is converted and nothing is written.
 
 Layout of the files (0.19.8): stage 0 keeps whole tensors. Stages 1 and 2 keep one flat tensor per parameter group and
 rank, and where each parameter lies in it; a parameter may go over into the next rank's. Stage 3 keeps one flat tensor
-per sub-group and rank with an equal slice of each parameter, the last one padded.
+per sub-group and rank with an equal slice of each parameter, the last one padded. Where ranks share the weights
+(tensor parallelism) there is such a set of files for each part of them, told apart by `mp_rank`.
 """
 
 import math
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 
 from openkto.distributed.cpu_adam import is_cpu_adam
 from openkto.distributed.engine_files import read_file
+from openkto.distributed.tensor_parallel import Split, split_of
 from openkto.errors import CheckpointError
 
 MASTER = "param"
@@ -28,13 +30,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's
 KEYS = (MASTER, *MOMENTS)
 # Where a stage-0 checkpoint of ours says which parameters its optimizer counts, in order.
 NAMES = "openkto_optimizer_names"
+# Where a checkpoint says which parameters are cut: their names with the dimension and the whole shape.
+CUTS = "openkto_cuts"
 
 # Flat float32 tensors by key: a master copy and its moments.
 Flat = dict[str, Tensor]
 
 
 class Pieces(NamedTuple):
-    """A parameter as the files hold it: its master copy and moments, each in flat pieces, one after the other."""
+    """A parameter, or a part of it, as the files hold it: its master copy and moments, each in flat pieces in order."""
 
     numel: int
     by_key: dict[str, list[Tensor]]
@@ -49,6 +53,46 @@ class Pieces(NamedTuple):
         return torch.cat(parts) if parts else torch.empty(0)
 
 
+class Saved(NamedTuple):
+    """A parameter as a checkpoint holds it: in as many parts as ranks shared the weights, or whole."""
+
+    parts: list[Pieces]
+    dim: int = 0  # which is cut
+    shape: tuple[int, ...] | None = None  # of the whole; None where there is one part
+
+    @property
+    def numel(self) -> int:
+        """The elements of the whole."""
+        return sum(part.numel for part in self.parts)
+
+    def whole(self, key: str) -> Tensor:
+        """Return the whole, flat."""
+        flats = [part.slice(key, 0, part.numel) for part in self.parts]
+        if self.shape is None or len(flats) == 1:
+            return flats[0]
+        widths = [*self.shape]
+        widths[self.dim] //= len(flats)
+        return torch.cat([flat.view(widths) for flat in flats], dim=self.dim).reshape(-1)
+
+    def part(self, split: Split | None) -> Pieces:
+        """Return what a rank keeps of the parameter, which is cut so now, or the whole."""
+        if split is None:
+            if len(self.parts) == 1:
+                return self.parts[0]
+            return Pieces(self.numel, {key: [self.whole(key)] for key in KEYS})
+        if len(self.parts) == split.mesh.part_size:
+            return self.parts[split.mesh.part_rank]
+        own = {key: [split.own_part(self.whole(key)).reshape(-1)] for key in KEYS}
+        return Pieces(own[MASTER][0].numel(), own)
+
+
+def client_state(engine: Any) -> dict[str, Any]:
+    """Return what DeepSpeed is to keep in its files for `read_parameters`."""
+    splits = {name: split_of(parameter) for name, parameter in engine.module.named_parameters()}
+    cuts = {name: [split.dim, list(split.shape)] for name, split in splits.items() if split is not None}
+    return {NAMES: optimizer_names(engine), CUTS: cuts}
+
+
 def optimizer_names(engine: Any) -> list[str]:
     """Return the trained parameters' names in the order in which a stage-0 optimizer counts them."""
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
@@ -59,14 +103,35 @@ def optimizer_names(engine: Any) -> list[str]:
 # ---- out of the files ----------------------------------------------------------------------------------------------
 
 
-def read_parameters(folder: Path) -> dict[str, Pieces]:
+def read_parameters(folder: Path) -> dict[str, Saved]:
     """Return the trained parameters by name; their tensors stay on the disk until they are touched.
 
     Raises:
-        CheckpointError: the folder holds no DeepSpeed checkpoint with an optimizer.
+        CheckpointError: the folder holds no DeepSpeed checkpoint with an optimizer, or one that another program cut.
     """
-    models = _by_rank(folder, "*_model_states.pt")
-    states = [found["optimizer_state_dict"] for found in _by_rank(folder, "*_optim_states.pt")]
+    names = [re.search(r"mp_rank_(\d+)_", path.name) for path in folder.glob("*.pt")]
+    parts = sorted({name[1] for name in names if name is not None})
+    by_part = [_read_part(folder, part) for part in parts or ["00"]]
+    cuts: dict[str, Any] = _by_rank(folder, f"*mp_rank_{parts[0]}_model_states.pt")[0].get(CUTS, {}) if parts else {}
+    if len(parts) > 1 and not cuts:
+        raise CheckpointError(
+            f"{folder}: must say how its weights are cut for {len(parts)} ranks; got a checkpoint of another program. "
+            "Name one of OpenKTO's."
+        )
+    found: dict[str, Saved] = {}
+    for name, first in by_part[0].items():
+        if name in cuts:
+            dim, shape = cuts[name]
+            found[name] = Saved([own[name] for own in by_part], dim, tuple(shape))
+        else:
+            found[name] = Saved([first])
+    return found
+
+
+def _read_part(folder: Path, part: str) -> dict[str, Pieces]:
+    """Return the parameters of the ranks with one part of the weights."""
+    models = _by_rank(folder, f"*mp_rank_{part}_model_states.pt")
+    states = [found["optimizer_state_dict"] for found in _by_rank(folder, f"*mp_rank_{part}_optim_states.pt")]
     if models and models[0].get("optimizer") and NAMES in models[0]:
         return _stage_0(models[0])
     if not models or not states:
@@ -84,11 +149,11 @@ def read_masters(folder: Path) -> Iterator[tuple[str, Tensor]]:
         CheckpointError: the folder holds no DeepSpeed checkpoint.
     """
     models = _by_rank(folder, "*_model_states.pt")
-    if models and models[0].get("optimizer"):  # stage 0, of whatever program
+    if models and models[0].get("optimizer") and not models[0].get(CUTS):  # stage 0, of whatever program
         yield from ((name, tensor.reshape(-1)) for name, tensor in models[0]["module"].items())
         return
-    for name, pieces in read_parameters(folder).items():
-        yield name, pieces.slice(MASTER, 0, pieces.numel)
+    for name, saved in read_parameters(folder).items():
+        yield name, saved.whole(MASTER)
 
 
 def _by_rank(folder: Path, pattern: str) -> list[Any]:
@@ -144,14 +209,14 @@ def _with_moments(master: Tensor, states: dict[int, Any], i: int) -> Flat:
 
 
 class Slice(NamedTuple):
-    """What a rank keeps of a parameter: flat tensors by key, and where they begin in the whole one."""
+    """What a rank keeps of a parameter: flat tensors by key, and where they begin in the whole, or in its part."""
 
     name: str
     kept: Flat
     start: int
 
 
-def load_parameters(engine: Any, saved: dict[str, Pieces], updates: int) -> None:
+def load_parameters(engine: Any, saved: dict[str, Saved], updates: int) -> None:
     """Give an engine the masters and moments of a checkpoint, each rank its own slices; all ranks must call it.
 
     Args:
@@ -170,8 +235,9 @@ def load_parameters(engine: Any, saved: dict[str, Pieces], updates: int) -> None
     stage = engine.zero_optimization_stage()
     slices = {0: _slices_0, 1: _slices_1_and_2, 2: _slices_1_and_2, 3: _slices_3}[stage]
     for name, kept, start in slices(engine, trained, updates):
+        own = saved[name].part(split_of(trained[name]))
         for key, flat in kept.items():
-            value = saved[name].slice(key, start, flat.numel())
+            value = own.slice(key, start, flat.numel())
             flat[: value.numel()].copy_(value)  # stage 3 pads the last rank's slice
     optimizer = engine.optimizer
     if stage in (1, 2):
@@ -210,7 +276,7 @@ def _slices_1_and_2(engine: Any, trained: dict[str, Any], updates: int) -> Itera
         yield Slice(name, kept, place.lp_fragment_address.start)
 
 
-def _slices_3(engine: Any, trained: dict[str, nn.Parameter], updates: int) -> Iterator[Slice]:
+def _slices_3(engine: Any, trained: dict[str, Any], updates: int) -> Iterator[Slice]:
     optimizer = engine.optimizer
     inner = optimizer.optimizer
     for i, master in enumerate(optimizer.fp32_partitioned_groups_flat):
@@ -221,7 +287,7 @@ def _slices_3(engine: Any, trained: dict[str, nn.Parameter], updates: int) -> It
         master = optimizer.fp32_partitioned_groups_flat[i]
         flat = {MASTER: master.data, **{key: inner.state[master][key] for key in MOMENTS}}
         kept = {key: value.narrow(0, offset, length) for key, value in flat.items()}
-        yield Slice(name, kept, length * torch.distributed.get_rank())
+        yield Slice(name, kept, length * torch.distributed.get_rank(parameter.ds_process_group))
 
 
 def _fresh_state(parameter: Tensor, group: dict[str, Any], updates: int, optimizer: Optimizer) -> dict[str, Any]:

@@ -30,6 +30,9 @@ from openkto.distributed.ds_config import (
 )
 from openkto.distributed.gather import whole_shape
 from openkto.distributed.launch import start_process
+from openkto.distributed.mesh import Mesh, make_mesh
+from openkto.distributed.sequence_parallel import SharedTokens
+from openkto.distributed.tensor_parallel import split_model, total_norm
 from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_device, check_ranks
 from openkto.errors import ConfigError, TrainingError
 
@@ -55,6 +58,8 @@ class DeepspeedStrategy:
         zero: how ZeRO shards, moves and packs.
         ref_offload: keep the reference in CPU memory between its forwards.
         deepcompile: let DeepSpeed compile the policy with its own passes; needs a CUDA GPU.
+        tensor_parallel_size: so many ranks share a model's weights, and run the same rows together.
+        sequence_parallel_size: so many ranks share the tokens of the same rows.
         ds_config: a DeepSpeed JSON file laid over the computed configuration.
         seed: of Python, numpy and torch.
         full_determinism: only deterministic kernels; slower.
@@ -72,6 +77,8 @@ class DeepspeedStrategy:
         zero: ZeroOptions | None = None,
         ref_offload: bool = False,
         deepcompile: bool = False,
+        tensor_parallel_size: int = 1,
+        sequence_parallel_size: int = 1,
         ds_config: str | None = None,
         seed: int = 42,
         full_determinism: bool = False,
@@ -85,6 +92,8 @@ class DeepspeedStrategy:
         self.deepcompile = deepcompile
         self.seed = seed
         self.full_determinism = full_determinism
+        self.tensor_parallel_size = tensor_parallel_size
+        self.sequence_parallel_size = sequence_parallel_size
         if self.precision == "fp16" and zero_stage == 0:
             raise ConfigError(
                 "--param_dtype: fp16 needs a ZeRO stage; got --zero_stage 0. Take --zero_stage 1, or bf16."
@@ -97,21 +106,28 @@ class DeepspeedStrategy:
             grad_accum_dtype=grad_accum_dtype,
             options=self.zero,
             deepcompile=deepcompile,
+            tensor_parallel_size=tensor_parallel_size,
         )
         if ds_config is not None:
-            self.config = merge_user_config(self.config, ds_config, train_batch_size)
+            self.config = merge_user_config(self.config, ds_config, train_batch_size, sequence_parallel_size)
         self.device = torch.device("cpu")
         self.rank = 0
         self.local_rank = 0
         self.world_size = 1
+        self.mesh = Mesh()
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
     def setup_distributed(self) -> None:
-        """Join the process group, choose the device and seed every generator."""
+        """Join the process group, choose the device and seed every generator.
+
+        Raises:
+            ConfigError: this device does not compute in the dtype, or the ranks cannot be divided as asked.
+        """
         self.device, self.local_rank = start_process()
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
+        self.mesh = make_mesh(self.tensor_parallel_size, self.sequence_parallel_size)
         accelerator = deepspeed.accelerator.get_accelerator()
         supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
         if self.precision != "fp32" and not supported[self.precision]():
@@ -133,6 +149,21 @@ class DeepspeedStrategy:
             set_seed(self.seed)
 
     @property
+    def data_rank(self) -> int:
+        """Which share of the rows this rank runs; ranks that share a model's weights or a row's tokens run the same."""
+        return self.mesh.data_rank
+
+    @property
+    def data_size(self) -> int:
+        """How many shares of the rows there are."""
+        return self.mesh.data_size
+
+    @property
+    def random_rank(self) -> int:
+        """Ranks with the same number must draw the same: all of those that share a model's weights."""
+        return self.mesh.data_rank if self.mesh.cut == "weights" else self.rank
+
+    @property
     def load_dtype(self) -> torch.dtype:
         """The dtype to load parameters in; DeepSpeed makes float32 masters of the halves."""
         if self.zero_stage == 0 and self.precision == "bf16":
@@ -145,12 +176,26 @@ class DeepspeedStrategy:
         if self.zero_stage < 3:
             yield
             return
-        alive = HfDeepSpeedConfig(self.config)
+        # Their weights are cut afterwards; told of it, transformers would refuse to convert some files.
+        alive = HfDeepSpeedConfig({key: value for key, value in self.config.items() if key != "tensor_parallel"})
         try:
             yield
         finally:
             del alive
             unset_hf_deepspeed_config()
+
+    def share_model(self, model: Any) -> None:
+        """Leave each rank its part of a loaded model's weights or of each row's tokens, where ranks share them.
+
+        To be called before `create_optimizer`.
+
+        Raises:
+            ConfigError: the model cannot be cut so.
+        """
+        if self.mesh.cut == "weights":
+            split_model(model, self.mesh)
+        elif self.mesh.cut == "tokens":
+            model.share_tokens(SharedTokens(self.mesh))
 
     def create_optimizer(
         self, model: nn.Module, *, lr: float, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.0
@@ -203,12 +248,13 @@ class DeepspeedStrategy:
         if self.deepcompile:
             engine.compile()
         # The models are made, alike on every rank; an adapter's dropout must not be.
-        torch.manual_seed(self.seed + self.rank)
+        torch.manual_seed(self.seed + self.random_rank)
         frozen = None if ref_model is None else self.prepare_frozen(ref_model, offload=self.ref_offload)
         return (engine, optimizer, scheduler), frozen
 
     def prepare_frozen(self, model: nn.Module, *, offload: bool = False) -> Any:
-        """Return a model for forwards alone, without gradient; sharded where the strategy shards parameters."""
+        """Return a model for forwards alone, without gradient; cut and sharded as the strategy does with parameters."""
+        self.share_model(model)
         model.requires_grad_(False)
         model.eval()
         if self.zero_stage < 3:
@@ -219,6 +265,7 @@ class DeepspeedStrategy:
             micro_batch_size=self.micro_batch_size,
             offload=offload,
             options=self.zero,
+            tensor_parallel_size=self.tensor_parallel_size,
         )
         engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
         return engine
@@ -268,11 +315,13 @@ class DeepspeedStrategy:
 
         Args:
             loss: scalar: this micro-batch's part of the global loss, so that the parts of all ranks and
-                micro-batches add up to it. DeepSpeed averages over ranks, hence the factor.
+                micro-batches add up to it, those that share rows counted once. DeepSpeed averages over ranks, hence the
+                factor: over those of one part of the weights, or over all.
             is_last: whether it is the step's last micro-batch on this rank.
         """
         engine.set_gradient_accumulation_boundary(is_last)
-        engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        averaged_over = self.data_size if self.mesh.cut == "weights" else self.world_size
+        engine.backward(loss * averaged_over, scale_wrt_gas=False)
 
     def step(self, engine: Any) -> StepResult:
         """Clip, update and clear the gradients.
@@ -285,9 +334,7 @@ class DeepspeedStrategy:
         own_norm = None
         if self.zero_stage == 0:
             # DeepSpeed has no norm here and would apply a NaN; the gradients are already reduced.
-            own_norm = float(
-                nn.utils.get_total_norm([p.grad for p in engine.module.parameters() if p.grad is not None])
-            )
+            own_norm = float(total_norm(list(engine.module.parameters()), self.mesh))
             if not math.isfinite(own_norm):
                 raise TrainingError(f"the gradient is not finite (norm {own_norm}); the update was not made.")
         engine.step()
@@ -328,26 +375,31 @@ class DeepspeedStrategy:
     # ---- collectives: every rank calls them, on fixed shapes --------------------------------------------------------
 
     def all_reduce(self, values: list[float] | Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
-        """Return the element-wise sum or maximum over ranks, float64."""
+        """Return the element-wise sum over the shares of the rows, or the maximum over all ranks, float64."""
         tensor = torch.as_tensor(values, dtype=torch.float64, device=self.device).clone()
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
+        if op == "sum":
+            dist.all_reduce(tensor, group=self.mesh.data_group)
+        else:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor
 
     def gather_rows(self, values_LC: Tensor, lines: list[int] | None = None) -> np.ndarray:
-        """Return every rank's rows one below the other, [N, C] float64; ranks may hold different numbers, or none.
+        """Return all shares' rows one below the other, [N, C] float64; ranks may hold different numbers, or none.
+
+        Ranks that share rows must hold the same ones.
 
         Args:
-            lines: how many each rank holds, where that is known; else the ranks ask each other first.
+            lines: how many are in each share, where that is known; else the ranks ask each other first.
         """
         if lines is None:
             count = torch.tensor([len(values_LC)], dtype=torch.int64, device=self.device)
-            counts = [torch.empty_like(count) for _ in range(self.world_size)]
-            dist.all_gather(counts, count)
+            counts = [torch.empty_like(count) for _ in range(self.data_size)]
+            dist.all_gather(counts, count, group=self.mesh.data_group)
             lines = [int(c) for c in counts]
         padded = torch.zeros(max(lines), values_LC.shape[1], dtype=torch.float64, device=self.device)
         padded[: len(values_LC)] = values_LC
-        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded)
+        parts = [torch.empty_like(padded) for _ in range(self.data_size)]
+        dist.all_gather(parts, padded, group=self.mesh.data_group)
         return torch.cat([p[:n] for p, n in zip(parts, lines, strict=True)]).cpu().numpy()
 
     def gather_objects(self, value: Any) -> list[Any]:

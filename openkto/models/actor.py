@@ -23,8 +23,9 @@ from openkto.models.export import export_adapter, export_model
 from openkto.models.kernels import compile_layers
 from openkto.models.loading import disable_randomness, expert_counts, load_model
 from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
-from openkto.models.packing import pack, start_packing
+from openkto.models.packing import PACKED, Sharers, own_slice, pack, start_packing
 from openkto.models.recompute import recompute_activations
+from openkto.models.split_plan import Style, check_heads, split_plan
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class Actor(nn.Module):
         self.packing = packing
         self.attention_without_packing = self.model.config._attn_implementation
         self.packs = start_packing(self.model, packing, attn_implementation)
+        self.sharers: Sharers | None = None
         if gradient_checkpointing:
             is_selective = gradient_checkpointing == "selective"
             recompute_activations(self.model, selective=is_selective, use_reentrant=use_reentrant)
@@ -127,6 +129,24 @@ class Actor(nn.Module):
         """The transformers model itself, with the adapter's layers in it."""
         model: Any = self.model
         return model.get_base_model() if self.has_adapter else model
+
+    def share_tokens(self, sharers: Sharers) -> None:
+        """Run a slice of each packed row from now on, and let the other ranks run theirs.
+
+        Raises:
+            ConfigError: the model's rows are not packed, or its attention heads cannot be dealt to so many ranks.
+        """
+        if not self.packs:
+            raise ConfigError(
+                f"--sequence_parallel_size: cuts packed rows; got {self._kind}, whose rows are padded. Leave it out."
+            )
+        check_heads(self.model.config, sharers.size, "--sequence_parallel_size", repeats_keys=True)
+        self.sharers = sharers
+        self.language_model.set_attn_implementation(PACKED)
+
+    def split_plan(self, size: int) -> dict[str, Style]:
+        """Return how each layer is cut where `size` ranks share the weights, by its name here; see `split_plan.py`."""
+        return split_plan(self, self.model.config, size)
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, forwards are those of the model that training started from: an adapter is off, or as it was."""
@@ -176,8 +196,12 @@ class Actor(nn.Module):
         """
         if token_index is None or scored_index is None:
             token_index, scored_index = (mask.flatten().nonzero()[:, 0] for mask in (attention_mask, loss_mask))
+        inputs: dict[str, Any]
         if self.packs:
-            inputs = pack(input_ids, attention_mask, token_index).for_model()
+            packed = pack(input_ids, attention_mask, token_index)
+            inputs = packed.for_model()
+            if self.sharers is not None:
+                inputs = own_slice(packed, self.sharers).for_model() | {"sharers": self.sharers}
             # A token's place among the packed ones; the place before it predicts it.
             predictor_K = attention_mask.flatten().cumsum(0).index_select(0, scored_index) - 2
         else:
@@ -190,18 +214,27 @@ class Actor(nn.Module):
             return_dict=True,
             **({"output_router_logits": True} if with_balancing_loss else {}),
         )
-        hidden_KH = outputs.last_hidden_state.flatten(0, 1).index_select(0, predictor_K)
+        hidden_PH = outputs.last_hidden_state.flatten(0, 1)
         token_K = input_ids.flatten().index_select(0, scored_index)
+        own_K = None
+        if self.sharers is not None:
+            predictor_K = predictor_K - self.sharers.rank * len(hidden_PH)
+            # Each rank predicts from its own slice; which tokens these are, the host has to wait for.
+            own_K = ((predictor_K >= 0) & (predictor_K < len(hidden_PH))).nonzero()[:, 0]
+            predictor_K, token_K = predictor_K[own_K], token_K[own_K]
+        hidden_KH = hidden_PH.index_select(0, predictor_K)
         head = self.language_model.get_output_embeddings()
         weight, bias = head.weight, head.bias
         log_prob_K = token_log_probs(hidden_KH, weight, bias, token_K, self.logit_map)
+        log_prob_K = self._of_all(log_prob_K, own_K, len(scored_index))
         entropy_B = hidden_KH.new_zeros(len(input_ids), dtype=torch.float64)
         if with_entropy:
-            entropy_B = row_sums(token_entropies(hidden_KH.detach(), weight, bias, self.logit_map), loss_mask)
+            entropy_K = token_entropies(hidden_KH.detach(), weight, bias, self.logit_map)
+            entropy_B = row_sums(self._of_all(entropy_K, own_K, len(scored_index)), loss_mask)
         balancing_loss = hidden_KH.new_zeros((), dtype=torch.float32)
         if with_balancing_loss:
             balancing_loss = load_balancing_loss_func(
-                outputs.router_logits,
+                self._router_logits(outputs.router_logits, len(token_index)),
                 self.num_experts,
                 self.experts_per_token,
                 None if self.packs else attention_mask,
@@ -210,6 +243,18 @@ class Actor(nn.Module):
         summed_K = log_prob_K.detach() if with_tokens else log_prob_K
         tokens_K = log_prob_K if with_tokens else log_prob_K.new_zeros(0)
         return ActorOutput(row_sums(summed_K, loss_mask), entropy_B, balancing_loss, tokens_K)
+
+    def _of_all(self, value_K: Tensor, own_K: Tensor | None, count: int) -> Tensor:
+        """Return the values of all scored tokens, where this rank has those of its slice."""
+        if self.sharers is None or own_K is None:
+            return value_K
+        return self.sharers.total(value_K.new_zeros(count).index_copy(0, own_K, value_K))
+
+    def _router_logits(self, own: Any, count: int) -> Any:
+        """Return each layer's router logits of all the micro-batch's tokens, where this rank has those of its slice."""
+        if self.sharers is None:
+            return own
+        return tuple(self.sharers.together(logits)[:count] for logits in own)
 
     @torch.no_grad()
     def check_forward(self, tolerance: float) -> None:
@@ -221,7 +266,7 @@ class Actor(nn.Module):
             ConfigError: they differ by more than `tolerance` nats a token.
         """
         worst = self._distance_from_own_logits()
-        if not worst <= tolerance and self.packs and self.packing == "auto":
+        if not worst <= tolerance and self.packs and self.packing == "auto" and self.sharers is None:
             self.packs = False
             self.language_model.set_attn_implementation(self.attention_without_packing)
             log.warning("warning: %s does not keep packed rows apart; they are padded.", self._kind)

@@ -10,7 +10,7 @@ Shapes:  B = rows, T = the longest, P = tokens of all rows together, A = attenti
 
 import inspect
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +75,19 @@ def _own_choice() -> str:
     return "flex_attention" if is_old_gpu else PACKED
 
 
+class Sharers(Protocol):
+    """The ranks that share a packed row's tokens; see `openkto/distributed/sequence_parallel.py`."""
+
+    rank: int
+    size: int
+
+    def attend(self, attention: Any, *inputs: Any, **others: Any) -> tuple[Tensor, None]: ...
+
+    def total(self, own: Tensor) -> Tensor: ...
+
+    def together(self, own: Tensor) -> Tensor: ...
+
+
 class Packed(NamedTuple):
     """A micro-batch as one row."""
 
@@ -109,6 +122,18 @@ def pack(input_ids: Tensor, attention_mask: Tensor, token_index: Tensor) -> Pack
     return Packed(ids_P[None], (token_index % longest)[None], bounds, longest)
 
 
+def own_slice(packed: Packed, sharers: Sharers) -> Packed:
+    """Return this rank's slice of the row, made a multiple of the ranks by a further row, with the whole's bounds."""
+    ids, positions, bounds, longest = packed
+    extra = -ids.shape[1] % sharers.size
+    if extra:
+        ids = F.pad(ids, (0, extra))
+        positions = torch.cat([positions, torch.arange(extra, device=ids.device)[None]], dim=1)
+        bounds, longest = torch.cat([bounds, bounds[-1:] + extra]), max(longest, extra)
+    own_ids, own_positions = (whole.chunk(sharers.size, dim=1)[sharers.rank] for whole in (ids, positions))
+    return Packed(own_ids, own_positions, bounds, longest)
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -121,6 +146,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
+    sharers: Sharers | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each row, in the form that transformers calls attention functions.
@@ -135,6 +161,7 @@ def packed_attention(
         sliding_window: how many tokens back, its own included, a token sees.
         cu_seq_lens_q: [B + 1] int32, the rows' bounds.
         max_length_q: the longest row's tokens, or more.
+        sharers: the ranks that hold the slices of this row, each its own.
         others: what this kind of model hands to every attention function.
 
     Returns:
@@ -145,6 +172,19 @@ def packed_attention(
     """
     if softcap is not None or s_aux is not None:
         raise ValueError(f"{PACKED} knows neither soft caps nor attention sinks")
+    if sharers is not None:
+        return sharers.attend(
+            packed_attention,
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            cu_seq_lens_q=cu_seq_lens_q,
+            max_length_q=max_length_q,
+        )
     batch, _, length, _ = query.shape
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype

@@ -103,7 +103,7 @@ class ReferenceCache:
     def _find_missing(self, loader: KTODataLoader, needed_P2: IntArray) -> IntArray:
         """Return the pairs without a value, one of those of the same tokens, each rank having looked at its share."""
         lacking: list[tuple[float, float, float, float]] = []
-        for pair in needed_P2[self.strategy.rank :: self.strategy.world_size]:
+        for pair in needed_P2[self.strategy.data_rank :: self.strategy.data_size]:
             key = sequence_key(*cut_pairs(loader.dataset, pair[None])[0])
             if key not in self.values:
                 # 96 bits of the key, as two whole numbers that float64 holds.
@@ -135,7 +135,7 @@ class ReferenceCache:
             for loader, pairs_P2 in zip(self.loaders, self.missing, strict=True):
                 plan = plan_pairs(loader, pairs_P2)
                 for start in range(0, len(plan), MICRO_BATCHES_A_TURN):
-                    shares = [p[self.strategy.rank] for p in plan[start : start + MICRO_BATCHES_A_TURN]]
+                    shares = [p[self.strategy.data_rank] for p in plan[start : start + MICRO_BATCHES_A_TURN]]
                     batches = [pair_batch(loader.dataset, pairs_P2[share]) for share in shares]
                     writer.add(self._exchange(model, batches, between, writer.failure))
         finally:
@@ -216,7 +216,7 @@ class ReferenceCache:
         self, model: Any, loader: KTODataLoader, pairs_S2: IntArray, between: Callable[[], None]
     ) -> np.ndarray:
         """Return (row, value, the model's, scored tokens) of these pairs, the same on every rank."""
-        shares = [share[self.strategy.rank] for share in plan_pairs(loader, pairs_S2)]
+        shares = [share[self.strategy.data_rank] for share in plan_pairs(loader, pairs_S2)]
         batches = [pair_batch(loader.dataset, pairs_S2[share]) for share in shares]
         fresh = ModelReference(model, self.strategy).log_probs(batches, between)
         parts = []

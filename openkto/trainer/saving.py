@@ -90,7 +90,8 @@ class RunSaver:
         run = RunState.from_json(found.state["run"])
         self.checkpoints.saved_step = run.step
         self.loader.start_at(run.consumed_samples)
-        own = {name: array for key, array in arrays.items() if (name := _under(f"rng/{self.strategy.rank}/", key))}
+        place = f"rng/{self.strategy.random_rank}/"
+        own = {name: array for key, array in arrays.items() if (name := _under(place, key))}
         if own:  # a rank more than before has no state of its own
             set_rng_state(own, self.strategy.device)
         window = {name: array for key, array in arrays.items() if (name := _under("window/", key))}
@@ -178,8 +179,8 @@ class RunSaver:
             return True
         self.watchdog.phase(f"saving a checkpoint at step {run.step}")
         resumed = reporter.state()
-        states = self.strategy.gather_objects(rng_state(self.strategy.device))
-        arrays = {f"rng/{rank}/{name}": array for rank, own in enumerate(states) for name, array in own.items()}
+        states = self.strategy.gather_objects((self.strategy.random_rank, rng_state(self.strategy.device)))
+        arrays = {f"rng/{rank}/{name}": array for rank, own in states for name, array in own.items()}
         arrays |= {f"window/{name}": array for name, array in resumed.arrays.items()}
         state = {
             "run": run.to_json(),
