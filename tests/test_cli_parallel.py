@@ -65,7 +65,9 @@ def test_a_stopped_run_goes_on_and_its_checkpoint_becomes_a_model(place, alone, 
 
 
 @pytest.mark.parametrize("way", [TENSOR, SEQUENCE], ids=["weights", "tokens"])
-@pytest.mark.parametrize("more", [[], ["--lora_rank", "4", "--ref_mode", "adapter"]], ids=["cached", "adapter"])
+@pytest.mark.parametrize(
+    "more", [[], ["--lora_rank", "4", "--ref_mode", "adapter", "--zero_stage", "3"]], ids=["cached", "adapter"]
+)
 def test_a_cache_or_an_adapter_serves_as_the_reference(place, way, more):  # noqa: F811
     given = more or ["--ref_mode", "cached"]
     # In larger micro-batches, by a limit of tokens that each of two GPUs half fills.

@@ -12,10 +12,12 @@ from openkto.config import LoraConfig, RunConfig, to_flat
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.checkpoint import Checkpoints
+from openkto.distributed.tensor_parallel import split_of
 from openkto.models.adapter import base_of
 from openkto.models.export import RECORDS_BYTES
 from openkto.models.fingerprint import model_fingerprint
 from openkto.trainer.run_state import check_same_run
+from openkto.trainer.saving import count
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,11 @@ def checkpoint_bytes(config: RunConfig, trainer: Any, zero_stage: int) -> int:
     a_parameter = torch.tensor([], dtype=trainer.model.module.model.dtype).element_size()
     total = 0
     if not config.checkpoint.disable_ds_ckpt:
-        total += trainer.num_trainable * (ADAM_BYTES + (a_parameter if zero_stage in (1, 2) else 0))
+        # What ranks that share weights have whole, each writes.
+        copies = config.deepspeed.tensor_parallel_size - 1
+        trained = [parameter for parameter in trainer.model.module.parameters() if parameter.requires_grad]
+        whole = count(parameter for parameter in trained if split_of(parameter) is None)
+        total += (trainer.num_trainable + copies * whole) * (ADAM_BYTES + (a_parameter if zero_stage in (1, 2) else 0))
         if config.model.ref_sync_steps > 0:
             total += trainer.num_parameters * a_parameter
     if config.checkpoint.save_hf_ckpt:
