@@ -135,7 +135,10 @@ class ModelConfig:
     use_liger_kernel: bool = option(
         False, "take the Liger package's fused norms, rotary positions and SwiGLU in known models; needs a GPU"
     )
-    torch_compile: bool = option(False, "compile the model's layers with torch.compile: a slow start, faster steps")
+    torch_compile: bool = option(
+        False,
+        "compile the model's layers, and the head's passes over logits, with torch.compile: a slow start, faster steps",
+    )
 
 
 @dataclass(frozen=True)

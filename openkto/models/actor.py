@@ -55,7 +55,8 @@ class Actor(nn.Module):
             cost little; see `openkto/models/recompute.py`.
         use_reentrant: torch's older kind of checkpointing.
         use_liger_kernel: take the Liger package's layers, when loading.
-        compile_backend: compile the layers with this backend of torch.compile; None does not.
+        compile_backend: compile the layers and the head's passes over logits with this backend of torch.compile;
+            None does not.
         lora: of the new adapter to put on the model; where `pretrain_or_model` is an adapter's folder, its dropout
             alone counts.
         keeps_start: keep an adapter that is loaded as it starts, too, for `reference()`.
@@ -112,6 +113,7 @@ class Actor(nn.Module):
         if gradient_checkpointing:
             is_selective = gradient_checkpointing == "selective"
             recompute_activations(self.model, selective=is_selective, use_reentrant=use_reentrant)
+        self.compile_backend = compile_backend
         if compile_backend is not None:
             compile_layers(self.model, compile_backend)
         if adapter is not None:
@@ -225,7 +227,7 @@ class Actor(nn.Module):
         hidden_KH = hidden_PH.index_select(0, predictor_K)
         head = self.language_model.get_output_embeddings()
         weight, bias = head.weight, head.bias
-        log_prob_K = token_log_probs(hidden_KH, weight, bias, token_K, self.logit_map)
+        log_prob_K = token_log_probs(hidden_KH, weight, bias, token_K, self.logit_map, self.compile_backend)
         log_prob_K = self._of_all(log_prob_K, own_K, len(scored_index))
         entropy_B = hidden_KH.new_zeros(len(input_ids), dtype=torch.float64)
         if with_entropy:

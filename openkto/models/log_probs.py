@@ -8,6 +8,8 @@ Shapes:  K = scored tokens in the micro-batch, C = tokens in a chunk, H = hidden
 Units:   nats.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +54,27 @@ def _logsumexp_(logits_CV: Tensor) -> Tensor:
     return logits_CV.sub_(largest_C1).exp_().sum(-1).log_() + largest_C1.squeeze(-1)
 
 
+def _score_(logits_CV: Tensor, token_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each token's logit and the normaliser, [C] each, using up the logits' buffer."""
+    logit_C = logits_CV.gather(-1, token_C[:, None]).squeeze(-1)
+    return logit_C, _logsumexp_(logits_CV)
+
+
+def _gradient_(logits_CV: Tensor, normaliser_C: Tensor, token_C: Tensor, grad_C: Tensor, logit_map: LogitMap) -> Tensor:
+    """Turn mapped logits into the gradient of the head's output, in place."""
+    derivative = logit_map.derivative(logits_CV)
+    # d log p(token) / d logits = onehot(token) - softmax(logits)
+    grad_CV = logits_CV.sub_(normaliser_C[:, None]).exp_().neg_()
+    grad_CV.scatter_add_(-1, token_C[:, None], torch.ones_like(grad_CV[:, :1]))
+    return grad_CV.mul_(grad_C[:, None]).mul_(derivative)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+    """Return the passes over a chunk's logits as one kernel, or as they are where there is no backend."""
+    return function if backend is None else torch.compile(function, backend=backend, dynamic=True)
+
+
 class _LinearLogProbs(torch.autograd.Function):
     """log softmax(head(hidden))[token], chunk by chunk; the head's gradient is summed over chunks in float32."""
 
@@ -64,16 +87,17 @@ class _LinearLogProbs(torch.autograd.Function):
         token_K: Tensor,
         logit_map: LogitMap,
         chunk: int,
+        backend: str | None,
     ) -> Tensor:
+        score_ = _compiled(_score_, backend)
         log_prob_K = torch.empty(len(token_K), dtype=torch.float32, device=hidden_KH.device)
         normaliser_K = torch.empty_like(log_prob_K)
         for s in _slices(len(token_K), chunk):
             logits_CV = _chunk_logits(hidden_KH[s], weight_VH, bias_V, logit_map)
-            log_prob_K[s] = logits_CV.gather(-1, token_K[s, None]).squeeze(-1)
-            normaliser_K[s] = _logsumexp_(logits_CV)
+            log_prob_K[s], normaliser_K[s] = score_(logits_CV, token_K[s])
         log_prob_K -= normaliser_K
         ctx.save_for_backward(hidden_KH, weight_VH, bias_V, token_K, normaliser_K)
-        ctx.logit_map, ctx.chunk = logit_map, chunk
+        ctx.logit_map, ctx.chunk, ctx.backend = logit_map, chunk, backend
         device = hidden_KH.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_KH.dtype
         return log_prob_K
@@ -85,15 +109,12 @@ class _LinearLogProbs(torch.autograd.Function):
         grad_hidden_KH = torch.zeros_like(hidden_KH) if needs_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if needs_bias else None
+        gradient_ = _compiled(_gradient_, ctx.backend)
         weight, bias = weight_VH.to(ctx.dtype), None if bias_V is None else bias_V.to(ctx.dtype)
         for s in _slices(len(token_K), ctx.chunk):
             hidden_CH = hidden_KH[s].to(ctx.dtype)
             logits_CV = _chunk_logits(hidden_CH, weight, bias, ctx.logit_map)
-            derivative = ctx.logit_map.derivative(logits_CV)
-            # d log p(token) / d logits = onehot(token) - softmax(logits)
-            grad_CV = logits_CV.sub_(normaliser_K[s, None]).exp_().neg_()
-            grad_CV.scatter_add_(-1, token_K[s, None], torch.ones_like(grad_CV[:, :1]))
-            grad_CV.mul_(grad_outputs[0][s, None]).mul_(derivative)
+            grad_CV = gradient_(logits_CV, normaliser_K[s], token_K[s], grad_outputs[0][s], ctx.logit_map)
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
             grad_CV = grad_CV.to(ctx.dtype)
@@ -107,6 +128,7 @@ class _LinearLogProbs(torch.autograd.Function):
             grad_hidden_KH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
+            None,
             None,
             None,
             None,
@@ -129,7 +151,12 @@ def chunk_tokens(weight_VH: Tensor) -> int:
 
 
 def token_log_probs(
-    hidden_KH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, token_K: Tensor, logit_map: LogitMap
+    hidden_KH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    token_K: Tensor,
+    logit_map: LogitMap,
+    compile_backend: str | None = None,
 ) -> Tensor:
     """Return log p(token_k | what came before), [K], float32, in nats, differentiable.
 
@@ -139,8 +166,10 @@ def token_log_probs(
         bias_V: [V] or None.
         token_K: [K], the tokens.
         logit_map: what the model does to its logits.
+        compile_backend: compile the passes over the logits with this backend of torch.compile; None does not.
     """
-    return _LinearLogProbs.apply(hidden_KH, weight_VH, bias_V, token_K, logit_map, chunk_tokens(weight_VH))
+    chunk = chunk_tokens(weight_VH)
+    return _LinearLogProbs.apply(hidden_KH, weight_VH, bias_V, token_K, logit_map, chunk, compile_backend)
 
 
 @torch.no_grad()

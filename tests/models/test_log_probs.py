@@ -18,8 +18,8 @@ def tensors(tokens=11, hidden=6, vocabulary=23, dtype=torch.float32, scale=1.0, 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize("logit_map", [LogitMap(), LogitMap(scale=0.5, softcap=2.0)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_equal_the_plain_formula(chunk, logit_map, bias, monkeypatch):
+@pytest.mark.parametrize(("bias", "backend"), [(True, None), (False, None), (True, "aot_eager")])
+def test_values_and_gradients_equal_the_plain_formula(chunk, logit_map, bias, backend, monkeypatch):
     monkeypatch.setattr(log_probs, "chunk_tokens", lambda weight: chunk)
     hidden, weight, bias_V, token = tensors(bias=bias)
     inputs = [t for t in (hidden, weight, bias_V) if t is not None]
@@ -29,7 +29,7 @@ def test_values_and_gradients_equal_the_plain_formula(chunk, logit_map, bias, mo
         logits = logit_map.softcap * torch.tanh(logits / logit_map.softcap)
     expected = logits.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
     expected_gradients = torch.autograd.grad((expected * factor).sum(), inputs)
-    values = token_log_probs(hidden, weight, bias_V, token, logit_map)
+    values = token_log_probs(hidden, weight, bias_V, token, logit_map, backend)
     gradients = torch.autograd.grad((values * factor).sum(), inputs)
     torch.testing.assert_close(values, expected)
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
