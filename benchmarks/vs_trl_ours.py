@@ -28,6 +28,7 @@ def main(settings: dict[str, Any]) -> None:
         "seconds": [step["seconds"] for step in watch.steps],
         "peak_gib": [step["peak_gib"] for step in watch.steps],
         "base_gib": base_gib,
+        "processor_seconds": watch.processor_seconds,
         "computed_flops": watch.computed_flops,
         "useful_flops": [step["useful_flops"] for step in watch.steps],
         "rows": [step["rows"] for step in watch.steps],

@@ -46,6 +46,7 @@ class StepWatch:
         self.steps: list[dict[str, Any]] = []
         self.computed_flops: float | None = None
         self.began: float | None = None  # when the first step did, in seconds since the epoch
+        self.processor_seconds = 0.0  # of the process until then
         self._last = 0.0
         self._parts: Counter[str] = Counter()
         self._open: list[str] = []
@@ -90,6 +91,7 @@ class StepWatch:
         def counted(trainer: KTOTrainer, *values: Any, **named: Any) -> Any:
             if self.began is None:
                 self.began, self._last = time.time(), self.clock()
+                self.processor_seconds = time.process_time()
                 self._parts.clear()
             if trainer.run.step != self.counted_step:
                 return train_step(trainer, *values, **named)

@@ -1,0 +1,129 @@
+"""The checks of `benchmarks/gpu.py`: is what runs fast here also right? One process, a line a check.
+
+    python -m benchmarks.gpu_checks settings.json
+
+On a GPU bfloat16 is compared with float32; without one, float32 with float64. Bounds are those of the coarser dtype.
+"""
+
+import copy
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from benchmarks.material import read_rows
+from openkto.commands import train
+from openkto.models import Actor
+
+LENGTHS = (5, 64, 33, 127, 18)
+# Nats a token, and the relative error of a gradient: what the coarser dtype's round-off makes, with room.
+BOUNDS = {torch.bfloat16: (0.05, 0.1), torch.float32: (1e-4, 1e-4)}
+STEPS, HALF = 4, 2
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Run all checks and write their results: name, value, bound, whether it holds."""
+    results: list[tuple[str, float, float, bool]] = []
+
+    def check(name: str, value: float, bound: float) -> None:
+        results.append((name, value, bound, value <= bound))
+        print(f"{'ok    ' if value <= bound else 'FAILED'} {name}: {value:.2e}, at most {bound:.0e}", flush=True)
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    coarse, fine = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32, torch.float64)
+    check_model(settings["shape"], device, coarse, fine, check)
+    check_runs(settings, check)
+    Path(settings["result"]).write_text(json.dumps(results), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def check_model(shape: dict[str, Any], device: str, coarse: torch.dtype, fine: torch.dtype, check: Any) -> None:
+    """Compare dtypes, and packed with padded rows, on one model: token log-probabilities and gradients."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).to(device)
+    exact = scores(Actor(copy.deepcopy(model).to(fine), packing="off"), device)
+    padded = scores(Actor(copy.deepcopy(model).to(coarse), packing="off"), device)
+    actor = Actor(copy.deepcopy(model).to(coarse), packing="on")
+    print(f"attention: packed {actor.language_model.config._attn_implementation}", flush=True)
+    packed = scores(actor, device)
+    nats, gradient = BOUNDS[coarse]
+    names = f"{coarse} against {fine}".replace("torch.", "")
+    for name, found, known in (
+        (f"padded, {names}", padded, exact),
+        (f"packed, {names}", packed, exact),
+        ("packed against padded", packed, padded),
+    ):
+        check(f"{name}: log-probabilities, mean nats a token", float((found[0] - known[0]).abs().mean()), nats)
+        apart = torch.cat([(a - b).flatten() for a, b in zip(found[1], known[1], strict=True)]).norm()
+        whole = torch.cat([b.flatten() for b in known[1]]).norm()
+        check(f"{name}: gradient, relative", float(apart / whole), gradient)
+
+
+def scores(actor: Actor, device: str) -> tuple[Tensor, list[Tensor]]:
+    """Return the log-probabilities of fixed rows' tokens and the gradients of their mean, in float64 on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    vocabulary, rows, longest = actor.model.config.vocab_size, len(LENGTHS), max(LENGTHS)
+    ids_BT = torch.randint(3, vocabulary, (rows, longest), generator=generator)
+    mask_BT = torch.arange(longest)[None] < torch.tensor(LENGTHS)[:, None]
+    scored_BT = mask_BT.clone()
+    scored_BT[:, :3] = False
+    indices = (mask.flatten().nonzero()[:, 0].to(device) for mask in (mask_BT, scored_BT))
+    inputs = (ids_BT.to(device), mask_BT.long().to(device), scored_BT.to(device), *indices)
+    log_prob_K = actor(*inputs, with_tokens=True).log_prob_K
+    log_prob_K.mean().backward()
+    gradients = [p.grad.double().cpu() for p in actor.parameters() if p.grad is not None]
+    return log_prob_K.detach().double().cpu(), gradients
+
+
+def check_runs(settings: dict[str, Any], check: Any) -> None:
+    """Compare whole runs: ZeRO 1 to 3, LoRA's first rewards, an interrupted run with one that was not."""
+    _, gradient = BOUNDS[torch.bfloat16 if settings["precision"] == "bf16" else torch.float32]
+    whole = losses(settings, "zero1", ["--zero_stage", "1"])
+    check("a run: losses that are not finite", sum(loss != loss for loss in whole), 0)
+    for stage in (2, 3):
+        other = losses(settings, f"zero{stage}", ["--zero_stage", str(stage)])
+        check(f"ZeRO {stage} against 1: loss of {STEPS} steps", farthest(other, whole), gradient)
+    losses(settings, "lora", ["--zero_stage", "1", "--lora_rank", "8"])
+    first = train_lines(settings, "lora")[0]
+    rewards = max(abs(first[name]) for name in ("rewards/chosen", "rewards/rejected") if name in first)
+    check("LoRA, the adapter off as the reference: the first step's rewards", rewards, 0)
+    losses(settings, "resumed", ["--zero_stage", "1", "--stop_after_steps", str(HALF)])
+    resumed = losses(settings, "resumed", ["--zero_stage", "1", "--load_checkpoint"])
+    check("checkpoint and resume: loss against the run that was not stopped", farthest(resumed, whole), gradient)
+
+
+def losses(settings: dict[str, Any], name: str, flags: list[str]) -> list[float]:
+    """Train the model of the settings and return each step's loss."""
+    folder = Path(settings["folder"])
+    train.main(
+        [
+            "--pretrain", settings["model"], "--dataset", settings["rows"], "--save_path", f"{folder}/{name}",
+            "--param_dtype", settings["precision"], "--train_batch_size", "16", "--micro_train_batch_size", "4",
+            "--max_len", "256", "--max_steps", str(STEPS), "--learning_rate", "1e-4", "--lr_warmup_ratio", "0",
+            "--lr_scheduler", "constant", "--use_tensorboard", "none", "--eval_steps", "0",
+            "--data_cache_dir", f"{folder}/cache", *flags,
+        ]
+    )  # fmt: skip
+    return [line["loss"] for line in train_lines(settings, name)]
+
+
+def train_lines(settings: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the training lines of a run's records."""
+    return [line for line in read_rows(Path(settings["folder"]) / name / "metrics.jsonl") if line["kind"] == "train"]
+
+
+def farthest(found: list[float], known: list[float]) -> float:
+    """Return the largest difference of two runs' losses; infinite where they are not equally long."""
+    if len(found) != len(known):
+        return float("inf")
+    return max(abs(a - b) for a, b in zip(found, known, strict=True))
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
