@@ -202,6 +202,13 @@ def _check_sharing(config: RunConfig, place: Place) -> None:
     if sequence > 1 and model.attn_implementation != "auto":
         got = model.attn_implementation
         fail(place("attn_implementation"), "is OpenKTO's own with --sequence_parallel_size", got, "Take auto.")
+    if tensor > 1 and model.gradient_checkpointing == "selective":
+        fail(
+            place("gradient_checkpointing"),
+            "goes whole with --tensor_parallel_size, whose layers add up a product's result in place",
+            "selective",
+            "Take --gradient_checkpointing true.",
+        )
     for name, is_given in (("load_in_4bit", config.lora.load_in_4bit), ("use_dora", config.lora.use_dora)):
         if tensor > 1 and is_given:
             fail(
