@@ -3,7 +3,7 @@
     python -m benchmarks.parallel
 
 The first table compares the whole gradient of one step with float64 autograd on one rank (the norm of the difference
-over the norm), at each ZeRO stage. The second counts what one rank holds of a model of 23M float32 parameters: its own
+over the norm), at each ZeRO stage. The second counts what one rank holds of a model of 24M float32 parameters: its own
 weights, and the bytes that the forward keeps for the backward of 512 tokens.
 """
 

@@ -49,7 +49,6 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
             "--zero_stage 3, which shards them",
             "Take --zero_stage 2, or leave it out.",
         )
-    _check_parallel(config, place)
     _check_micro_batches(config, place)
     _check_humanline(config.loss, place)
     if command == "evaluate":
@@ -225,53 +224,6 @@ def need_package(place: str, package: str, install: str) -> None:
         _fail(
             place, f"needs the package {package}", "a Python without it", f"Run pip install {install}, or leave it out."
         )
-
-
-def _check_parallel(config: RunConfig, place: Place) -> None:
-    tensor, sequence = config.deepspeed.tensor_parallel_size, config.deepspeed.sequence_parallel_size
-    if tensor > 1 and sequence > 1:
-        _fail(
-            place("sequence_parallel_size"),
-            "goes without --tensor_parallel_size: a run shares weights or tokens",
-            f"{sequence} beside {tensor}",
-            "Leave one of the two out.",
-        )
-    if sequence > 1 and config.model.packing == "off":
-        _fail(place("packing"), "must be on for --sequence_parallel_size, which cuts packed rows", "off", "Take auto.")
-    if sequence > 1 and config.model.attn_implementation != "auto":
-        _fail(
-            place("attn_implementation"),
-            "is OpenKTO's own with --sequence_parallel_size",
-            config.model.attn_implementation,
-            "Leave it out.",
-        )
-    for name, is_given in (("load_in_4bit", config.lora.load_in_4bit), ("use_dora", config.lora.use_dora)):
-        if tensor > 1 and is_given:
-            _fail(
-                place(name),
-                "goes without --tensor_parallel_size, which cuts plain weights",
-                f"both, --tensor_parallel_size {tensor}",
-                "Leave one of the two out.",
-            )
-    shares = next((name for name in ("tensor", "sequence") if vars(config.deepspeed)[f"{name}_parallel_size"] > 1), "")
-    untried = {
-        "zpg": config.deepspeed.zpg > 1,
-        "zero_quantized_weights": config.deepspeed.zero_quantized_weights,
-        "zero_quantized_gradients": config.deepspeed.zero_quantized_gradients,
-        "param_offload": config.deepspeed.param_offload,
-        "adam_offload": config.deepspeed.adam_offload,
-        "deepcompile": config.deepspeed.deepcompile,
-        "torch_compile": config.model.torch_compile,
-        "use_liger_kernel": config.model.use_liger_kernel,
-    }
-    for name, is_given in untried.items():
-        if shares and is_given:
-            _fail(
-                place(name),
-                f"has not been tried with --{shares}_parallel_size, and a wrong gradient makes no noise",
-                "both",
-                "Leave one of the two out.",
-            )
 
 
 def _check_micro_batches(config: RunConfig, place: Place) -> None:

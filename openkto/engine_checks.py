@@ -1,4 +1,4 @@
-"""The rules between the settings of the engine: ZeRO, offload, precision, recomputation and compilers."""
+"""The rules between the settings of the engine: ZeRO, offload, precision, recomputation, compilers, sharing."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def check_engine(config: RunConfig, place: Place) -> None:
     _check_communication(config.deepspeed, config.model.param_dtype, place)
     _check_recomputation(config.model, place)
     _check_compilers(config, place)
+    _check_sharing(config, place)
     # What stands in the file is judged by openkto/distributed/ds_config.py, when the strategy is made.
     path = config.deepspeed.ds_config
     if path is not None and not os.path.isfile(path):
@@ -183,3 +184,48 @@ def _check_compilers(config: RunConfig, place: Place) -> None:
                 f"--{name}",
                 "Leave one of them out.",
             )
+
+
+def _check_sharing(config: RunConfig, place: Place) -> None:
+    """Check what ranks that share weights or tokens go with: what is refused was not, or cannot be, tested."""
+    model, deepspeed = config.model, config.deepspeed
+    tensor, sequence = deepspeed.tensor_parallel_size, deepspeed.sequence_parallel_size
+    if tensor > 1 and sequence > 1:
+        fail(
+            place("sequence_parallel_size"),
+            "goes without --tensor_parallel_size: a run shares weights or tokens",
+            f"{sequence} beside {tensor}",
+            "Leave one of the two out.",
+        )
+    if sequence > 1 and model.packing == "off":
+        fail(place("packing"), "must be on for --sequence_parallel_size, which cuts packed rows", "off", "Take auto.")
+    if sequence > 1 and model.attn_implementation != "auto":
+        got = model.attn_implementation
+        fail(place("attn_implementation"), "is OpenKTO's own with --sequence_parallel_size", got, "Take auto.")
+    if tensor > 1 and model.gradient_checkpointing == "selective":
+        fail(
+            place("gradient_checkpointing"),
+            "goes whole with --tensor_parallel_size, whose layers add up a product's result in place",
+            "selective",
+            "Take --gradient_checkpointing true.",
+        )
+    for name, is_given in (("load_in_4bit", config.lora.load_in_4bit), ("use_dora", config.lora.use_dora)):
+        if tensor > 1 and is_given:
+            fail(
+                place(name),
+                "goes without --tensor_parallel_size, which cuts plain weights",
+                f"both, --tensor_parallel_size {tensor}",
+                "Leave one of the two out.",
+            )
+    flag = "--tensor_parallel_size" if tensor > 1 else "--sequence_parallel_size"
+    for name, is_given in (
+        ("zpg", deepspeed.zpg > 1),
+        ("zero_quantized_weights", deepspeed.zero_quantized_weights),
+        ("zero_quantized_gradients", deepspeed.zero_quantized_gradients),
+        ("deepcompile", deepspeed.deepcompile),
+        ("torch_compile", model.torch_compile),
+        ("use_liger_kernel", model.use_liger_kernel),
+    ):
+        if max(tensor, sequence) > 1 and is_given:
+            rule = f"has not been tried with {flag}, and a wrong gradient makes no noise"
+            fail(place(name), rule, "both", "Leave one of the two out.")

@@ -154,9 +154,9 @@ def values_of(item) -> st.SearchStrategy:
 
 FIXED = {
     "ref_sync_steps": 0,
+    "tensor_parallel_size": 1,
     "sequence_parallel_size": 1,
     "tensor_parallel_size": 1,
-    "use_dora": False,
     "use_ms": False,
     "use_liger_kernel": False,
     "deepcompile": False,

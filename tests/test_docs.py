@@ -51,7 +51,10 @@ def test_the_library_example_trains_evaluates_and_saves(tmp_path, monkeypatch):
 
 def written_commands():
     """Return the words of each openkto command in the shell blocks of README and docs, with its launcher."""
-    text = "".join(path.read_text() for path in (DOCS.parent / "README.md", DOCS / "lora.md", DOCS / "reference.md"))
+    text = "".join(
+        path.read_text()
+        for path in (DOCS.parent / "README.md", DOCS / "lora.md", DOCS / "reference.md", DOCS / "parallel.md")
+    )
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [shlex.split(line) for line in lines if line.split()[:1] in (["openkto"], ["deepspeed"], ["torchrun"])]

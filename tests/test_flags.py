@@ -266,8 +266,8 @@ SENTENCES = [
     ("--tensor_parallel_size 2 --zero_stage 3 --zpg 2",
      "--zpg: has not been tried with --tensor_parallel_size, and a wrong gradient makes no noise; got both. Leave one "
      "of the two out."),
-    ("--sequence_parallel_size 2 --adam_offload",
-     "--adam_offload: has not been tried with --sequence_parallel_size, and a wrong gradient makes no noise; got both. "
+    ("--sequence_parallel_size 2 --torch_compile",
+     "--torch_compile: has not been tried with --sequence_parallel_size, and a wrong gradient makes no noise; got both. "
      "Leave one of the two out."),
     ("--max_tokens_per_micro_batch 100", "--max_tokens_per_micro_batch: must hold the longest row, --max_len 2048; "
      "got 100. Raise it, or lower --max_len."),

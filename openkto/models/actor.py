@@ -110,8 +110,8 @@ class Actor(nn.Module):
         self.attention_without_packing = self.model.config._attn_implementation
         self.packs = start_packing(self.model, packing, attn_implementation)
         self.sharers: Sharers | None = None
+        self.recomputes_selectively = is_selective = gradient_checkpointing == "selective"
         if gradient_checkpointing:
-            is_selective = gradient_checkpointing == "selective"
             recompute_activations(self.model, selective=is_selective, use_reentrant=use_reentrant)
         self.compile_backend = compile_backend
         if compile_backend is not None:
@@ -148,6 +148,7 @@ class Actor(nn.Module):
 
     def split_plan(self, size: int) -> dict[str, Style]:
         """Return how each layer is cut where `size` ranks share the weights, by its name here; see `split_plan.py`."""
+        assert not self.recomputes_selectively, "DeepSpeed's layers change in place what is kept for the backward"
         return split_plan(self, self.model.config, size)
 
     def reference(self) -> AbstractContextManager[None]:

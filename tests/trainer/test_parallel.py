@@ -11,6 +11,7 @@ from openkto.config import LoraConfig
 from openkto.distributed.gather import gather_weights
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.tensor_parallel import split_of
+from openkto.distributed.zero_options import ZeroOptions
 from openkto.errors import ConfigError
 from openkto.models import Actor
 from tests.ranks import run_ranks
@@ -142,6 +143,7 @@ def compare(tmp_path, way, more, rel=1e-5):
 
 
 REENTRANT = {"gradient_checkpointing": True, "use_reentrant": True}
+OFFLOADED = {"zero": ZeroOptions(adam_offload=True, param_offload=True), "zero_stage": 3, "ref_offload": True}
 FOLLOWING = {"ref_sync_steps": 1, "ref_sync_alpha": 0.5}
 
 
@@ -150,13 +152,16 @@ FOLLOWING = {"ref_sync_steps": 1, "ref_sync_alpha": 0.5}
     [
         (SPLIT, REENTRANT | {"zero_stage": 3}),
         (SPLIT, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
+        (SPLIT, OFFLOADED),
         (SPLIT, FOLLOWING | {"zero_stage": 0}),
         (SPLIT, FOLLOWING | {"zero_stage": 3}),
         (SPLIT, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
         (SPLIT, {"lora": LoraConfig(lora_rank=4, lora_modules_to_save=["lm_head"]), "ref_mode": "adapter"}),
         (SHARED, REENTRANT | {"zero_stage": 3}),
         (SHARED, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
+        (SHARED, OFFLOADED),
         (SHARED, FOLLOWING | {"zero_stage": 3}),
+        (SHARED, {"gradient_checkpointing": "selective", "zero_stage": 3}),
         (SHARED, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
         (SHARED, {"loss_type": "bco", "sft_loss_coef": 0.5}),
         (SHARED, {"lora": LoraConfig(lora_rank=4, use_dora=True), "ref_mode": "adapter", "zero_stage": 2}),
