@@ -156,7 +156,6 @@ FIXED = {
     "ref_sync_steps": 0,
     "tensor_parallel_size": 1,
     "sequence_parallel_size": 1,
-    "tensor_parallel_size": 1,
     "use_ms": False,
     "use_liger_kernel": False,
     "deepcompile": False,
