@@ -22,6 +22,7 @@ def main(argv: list[str]) -> None:
     from openkto.commands.data import check_sets, evaluation_sets, made_once_a_node
     from openkto.commands.train import (
         HEAD_TOLERANCE,
+        check_reference,
         load_actor,
         load_tokenizer_of,
         make_eval_loaders,
@@ -57,9 +58,9 @@ def main(argv: list[str]) -> None:
     model, ref_model = strategy.prepare_frozen(actor), None
     if ref_actor is not None:
         ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
-    for each in (actor, ref_actor):
-        if each is not None:
-            each.check_forward(HEAD_TOLERANCE[strategy.precision])
+    actor.check_forward(HEAD_TOLERANCE[strategy.precision])
+    if ref_actor is not None:
+        check_reference(config, strategy, ref_actor, ref_model)
     settings, results = config.loss, {}
     weights = float(settings.desirable_loss_weight), float(settings.undesirable_loss_weight)
     loss = KTOLoss(

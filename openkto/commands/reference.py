@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from openkto.commands.train import HEAD_TOLERANCE, load_actor, measure_micro_batches
+from openkto.commands.train import check_reference, load_actor, measure_micro_batches
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
 from openkto.data.loader import KTODataLoader
@@ -93,7 +93,7 @@ def fill_and_check(cache: ReferenceCache, config: RunConfig, strategy: Any, mode
     with strategy.model_loading():
         actor = load_actor(config, model, strategy.load_dtype, trains=False)
     with strategy.passing_model(actor) as prepared:
-        actor.check_forward(HEAD_TOLERANCE[strategy.precision])
+        check_reference(config, strategy, actor, prepared)
         for loader in cache.loaders:
             loader.packed = actor.packs
         measure_micro_batches(config, strategy, prepared, cache.loaders, watchdog, with_gradient=False)

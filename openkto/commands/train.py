@@ -111,9 +111,9 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
     own = "the policy as it starts" if is_own_reference else models[1]
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
-    for each in (actor, ref_actor):
-        if each is not None:
-            each.check_forward(HEAD_TOLERANCE[strategy.precision])
+    actor.check_forward(HEAD_TOLERANCE[strategy.precision])
+    if ref_actor is not None:
+        check_reference(config, strategy, ref_actor, trainer.ref_model)
     measure_micro_batches(config, strategy, trainer.model, [loader, *eval_loaders.values()], watchdog)
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
     if writes_checkpoints:
@@ -206,6 +206,8 @@ def make_eval_loaders(config: RunConfig, strategy: Any, eval_rows: dict[str, Any
 
 def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
     """Return what the loaders of training and evaluation rows have in common."""
+    from openkto.data.loader import WITHOUT_GRADIENT
+
     train, tokens = config.train, config.train.max_tokens_per_micro_batch
     return {
         "micro_train_batch_size": train.micro_train_batch_size,
@@ -214,8 +216,16 @@ def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
         "world_size": strategy.data_size,
         "shared_by": strategy.sequence_parallel_size,
         "needs_mismatched": config.loss.loss_type in LOSSES_WITH_Z_REF,
+        "larger_without_gradient": WITHOUT_GRADIENT[strategy.device.type],
         "pin_memory": strategy.device.type == "cuda",
     }
+
+
+def check_reference(config: RunConfig, strategy: Any, actor: Any, prepared: Any) -> None:
+    """Compare a reference's short forward with its own logits, where its forwards run."""
+    place = "--pretrain" if config.model.ref_pretrain is None else "--ref_pretrain"
+    with strategy.reference_forward(prepared):
+        actor.check_forward(HEAD_TOLERANCE[strategy.precision], place)
 
 
 def measure_micro_batches(

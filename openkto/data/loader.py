@@ -20,9 +20,10 @@ from openkto.errors import ConfigError, DataError
 
 MicroBatch = dict[str, Tensor]
 
-# Where neither limit is given; and by how much a micro-batch may be larger where no activations are kept for backward.
-DEFAULT_ROWS = 8
-WITHOUT_GRADIENT = 4
+DEFAULT_ROWS = 8  # where neither limit is given
+# By how much a micro-batch may be larger where no activations are kept for a backward pass. It fills a GPU; a CPU gains
+# no speed by it, only memory to fill.
+WITHOUT_GRADIENT = {"cuda": 4, "cpu": 1}
 DUMMY_TOKENS = 2
 
 
@@ -125,12 +126,13 @@ class KTODataLoader:
         train_batch_size: rows in a global batch; None takes the whole set in file order as one batch (evaluation).
         micro_train_batch_size: rows in a micro-batch at most; None is 8, or no limit beside the next.
         max_tokens_per_micro_batch: tokens in a micro-batch at most, padding among them where rows are padded. Both
-            limits are for forwards that keep activations for a backward pass; others take four times as much.
+            limits are for forwards that keep activations for a backward pass; see `larger_without_gradient`.
         needs_mismatched: whether to build the mismatched pairs; a loss without z_ref does without.
         packed: whether the model lays rows end to end, so that padding costs nothing.
         shared_by: how many ranks run each micro-batch together, each an equal part of its tokens: the limit of tokens
             is of one of them.
         attention_length: the length at which a row's attention costs as much as all else in the model.
+        larger_without_gradient: by how much micro-batches may be larger where no activations are kept.
         pin_memory: make batches that a GPU can fetch by itself.
     """
 
@@ -148,6 +150,7 @@ class KTODataLoader:
         packed: bool = False,
         shared_by: int = 1,
         attention_length: float = math.inf,
+        larger_without_gradient: int = 1,
         pin_memory: bool = False,
     ) -> None:
         if needs_mismatched:
@@ -164,6 +167,7 @@ class KTODataLoader:
         self.packed = packed
         self.shared_by = shared_by
         self.attention_length = attention_length
+        self.larger_without_gradient = larger_without_gradient
         self.pin_memory = pin_memory
         self.bounds = batch_bounds(len(dataset), train_batch_size or max(len(dataset), 1))
         self.epoch = 0
@@ -227,7 +231,7 @@ class KTODataLoader:
 
     def plan(self, lengths_N: IntArray, *, with_gradient: bool) -> Plan:
         """Deal sequences to ranks and micro-batches under the limits; see `plan_micro_batches`."""
-        factor = 1 if with_gradient else WITHOUT_GRADIENT
+        factor = 1 if with_gradient else self.larger_without_gradient
         max_rows = None if self.max_rows is None else factor * self.max_rows
         max_tokens = None if self.max_tokens is None else factor * self.max_tokens * self.shared_by
         return plan_micro_batches(

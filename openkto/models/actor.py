@@ -260,23 +260,26 @@ class Actor(nn.Module):
         return tuple(self.sharers.together(logits)[:count] for logits in own)
 
     @torch.no_grad()
-    def check_forward(self, tolerance: float) -> None:
+    def check_forward(self, tolerance: float, place: str = "--pretrain") -> None:
         """Compare a short forward with the model's own logits, since an unknown model may do things in its own way.
 
         Where packing is `auto` and the rows of a packed forward do not stay apart, they are padded from then on.
 
+        Args:
+            place: names the model in an error.
+
         Raises:
-            ConfigError: they differ by more than `tolerance` nats a token.
+            ConfigError: they differ by more than `tolerance` nats a token, or are not finite.
         """
-        worst = self._distance_from_own_logits()
+        worst = self._distance_from_own_logits(place)
         if not worst <= tolerance and self.packs and self.packing == "auto" and self.sharers is None:
             self.packs = False
             self.language_model.set_attn_implementation(self.attention_without_packing)
             log.warning("warning: %s does not keep packed rows apart; they are padded.", self._kind)
-            worst = self._distance_from_own_logits()
+            worst = self._distance_from_own_logits(place)
         if not worst <= tolerance:
             raise ConfigError(
-                f"--pretrain: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
+                f"{place}: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
                 f"token between them for {self._kind}. It does something that OpenKTO does not know: please report "
                 f"it, and {'pass --packing auto' if self.packs else 'take another model'}."
             )
@@ -285,7 +288,7 @@ class Actor(nn.Module):
     def _kind(self) -> str:
         return type(self.language_model).__name__
 
-    def _distance_from_own_logits(self) -> float:
+    def _distance_from_own_logits(self, place: str) -> float:
         """Return by how much the log-probabilities of two short rows differ, in nats a token at the most.
 
         Raises:
@@ -301,7 +304,7 @@ class Actor(nn.Module):
         theirs_B = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).double().sum((1, 2))
         if not bool(theirs_B.isfinite().all()):
             raise ConfigError(
-                "--pretrain: the model's log-probabilities must be finite; got nan or infinity. Its weights are "
+                f"{place}: the model's log-probabilities must be finite; got nan or infinity. Its weights are "
                 "broken: save or download them again."
             )
         return float((ours_B - theirs_B).abs().max()) / 7

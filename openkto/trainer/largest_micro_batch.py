@@ -78,7 +78,7 @@ def try_micro_batch(engine: Any, strategy: Any, rows: int, longest: int, *, with
         return
     engine.eval()
     with torch.no_grad():
-        forward(engine, _full(WITHOUT_GRADIENT * rows, longest), strategy.device)
+        forward(engine, _full(WITHOUT_GRADIENT[strategy.device.type] * rows, longest), strategy.device)
     if with_gradient:
         engine.train()
         on_device = to_device(_full(rows, longest), strategy.device)
