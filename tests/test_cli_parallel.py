@@ -34,7 +34,7 @@ def alone(place):  # noqa: F811
 
 @pytest.mark.parametrize(
     ("world_size", "more"),
-    [(2, TENSOR), (4, [*TENSOR, "--zero_stage", "3"]), (2, SEQUENCE), (4, [*SEQUENCE, "--zero_stage", "3"])],
+    [(2, [*TENSOR, "--zero_stage", "3"]), (2, SEQUENCE), (4, [*SEQUENCE, "--zero_stage", "3"])],
 )
 def test_a_run_evaluates_saves_and_exports_what_one_rank_does(place, alone, world_size, more):  # noqa: F811
     run_ranks(train.main, world_size, place, flags(place, "--eval_at_start", *more))
