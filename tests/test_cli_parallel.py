@@ -1,4 +1,4 @@
-"""The commands where ranks share weights or tokens: what they leave is what one rank leaves."""
+"""The commands where ranks share weights, tokens or gathered parameters: what they leave is what one rank leaves."""
 
 import json
 
@@ -34,7 +34,12 @@ def alone(place):  # noqa: F811
 
 @pytest.mark.parametrize(
     ("world_size", "more"),
-    [(2, [*TENSOR, "--zero_stage", "3"]), (2, SEQUENCE), (4, [*SEQUENCE, "--zero_stage", "3"])],
+    [
+        (2, [*TENSOR, "--zero_stage", "3"]),
+        (2, SEQUENCE),
+        (4, [*SEQUENCE, "--zero_stage", "3"]),
+        (2, ["--zpg", "2", "--zero_stage", "3", "--ref_mode", "model"]),
+    ],
 )
 def test_a_run_evaluates_saves_and_exports_what_one_rank_does(place, alone, world_size, more):  # noqa: F811
     run_ranks(train.main, world_size, place, flags(place, "--eval_at_start", *more))

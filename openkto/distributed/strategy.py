@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import deepspeed
+import deepspeed.utils.groups as groups
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -37,6 +38,25 @@ from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_devic
 from openkto.errors import ConfigError, TrainingError
 
 log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _one_hpz_group() -> Iterator[None]:
+    """Let DeepSpeed make the ranks' groups of --zpg once.
+
+    0.19.8 makes them for each model that is born sharded, and raises at the second, which is the reference.
+    """
+    make = groups._create_zero_param_parallel_group
+
+    def make_once(size: int) -> None:
+        if groups._get_zero_param_intra_parallel_group() is None:
+            make(size)
+
+    groups._create_zero_param_parallel_group = make_once
+    try:
+        yield
+    finally:
+        groups._create_zero_param_parallel_group = make
 
 
 class StepResult(NamedTuple):
@@ -179,7 +199,8 @@ class DeepspeedStrategy:
         # Their weights are cut afterwards; told of it, transformers would refuse to convert some files.
         alive = HfDeepSpeedConfig({key: value for key, value in self.config.items() if key != "tensor_parallel"})
         try:
-            yield
+            with _one_hpz_group():
+                yield
         finally:
             del alive
             unset_hf_deepspeed_config()
