@@ -1,5 +1,7 @@
 """What the loader yields: both kinds of micro-batches, dummies, and the place to go on from."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -134,3 +136,35 @@ def test_the_dtypes_are_those_that_a_model_takes():
         "label": torch.bool, "weight": torch.float64, "row": torch.int64,
         "token_index": torch.int64, "scored_index": torch.int64,
     }  # fmt: skip
+
+
+class Broken(TokenRowList):
+    """Rows of which one cannot be read."""
+
+    def __getitem__(self, i):
+        if i == 7:
+            raise DataError("rows.jsonl:8: cannot be read. Fix it.")
+        return super().__getitem__(i)
+
+
+def test_what_the_worker_finds_wrong_is_raised_where_the_batch_is_asked_for():
+    rows = token_rows([True] * 12)
+    loader = KTODataLoader(Broken(rows.items, rows.prompt_keys), 4, 2, seed=3)
+    batches = iter(loader)
+    for _ in range(loader.order(0).tolist().index(7) // 4):
+        next(batches)
+    with pytest.raises(DataError, match=r"rows.jsonl:8: cannot be read\. Fix it"):
+        next(batches)
+    assert workers() == []
+
+
+def test_no_worker_is_left_where_a_run_stops_early():
+    loader = KTODataLoader(token_rows([True] * 12), 4, 2)
+    for _ in loader:
+        assert len(workers()) == 1
+        break
+    assert workers() == []
+
+
+def workers():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
