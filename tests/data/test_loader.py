@@ -51,6 +51,34 @@ def test_every_rank_has_as_many_micro_batches_and_together_all_rows(world_size):
         for share in shares:
             together |= scored_tokens(share.matched)
         assert sorted(together) == sorted(shares[0].rows)
+        lines = [sum(len(m["row"]) for m in share.matched) for share in shares]
+        assert all(share.matched_lines == lines for share in shares)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_micro_batches_that_keep_nothing_for_backward_are_four_times_as_large(packed):
+    rows = token_rows([True] * 16)
+    for limits in ({"micro_train_batch_size": 2}, {"max_tokens_per_micro_batch": 22}, {}):
+        (batch,) = KTODataLoader(rows, 16, packed=packed, **limits)
+        (evaluation,) = KTODataLoader(rows, None, packed=packed, **limits)
+        for micro_batches, prefix, factor in (
+            (batch.matched, "", 1), (batch.mismatched, "kl_", 4), (evaluation.matched, "", 4),
+        ):  # fmt: skip
+            number = [len(m[f"{prefix}row"]) for m in micro_batches]
+            tokens = [m[f"{prefix}attention_mask"] for m in micro_batches]
+            tokens = [int(mask.sum()) if packed else mask.numel() for mask in tokens]
+            most_rows = limits.get("micro_train_batch_size", 16 if "max_tokens_per_micro_batch" in limits else 8)
+            assert max(number) <= factor * most_rows
+            if "max_tokens_per_micro_batch" in limits:
+                assert max(tokens) <= factor * 22
+            if factor == 4:
+                assert max(number) > most_rows or max(tokens) > 22
+
+
+def test_ranks_that_share_tokens_take_as_many_more():
+    rows = token_rows([True] * 16)
+    (batch,) = KTODataLoader(rows, 16, packed=True, max_tokens_per_micro_batch=22, shared_by=2)
+    assert 22 < max(int(m["attention_mask"].sum()) for m in batch.matched) <= 44
 
 
 def test_a_mismatched_pair_is_the_prompt_with_the_partners_very_completion():
