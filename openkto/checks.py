@@ -227,6 +227,14 @@ def need_package(place: str, package: str, install: str) -> None:
 
 
 def _check_micro_batches(config: RunConfig, place: Place) -> None:
+    attention = config.model.attn_implementation
+    if config.model.packing == "on" and attention in ("eager", "sdpa"):
+        _fail(
+            place("packing"),
+            "needs attention that keeps packed rows apart",
+            f"on beside --attn_implementation {attention}",
+            "Take auto for either.",
+        )
     tokens = config.train.max_tokens_per_micro_batch
     sharers = config.deepspeed.sequence_parallel_size
     if isinstance(tokens, int) and tokens * sharers < config.data.max_len:

@@ -269,6 +269,8 @@ SENTENCES = [
     ("--sequence_parallel_size 2 --torch_compile",
      "--torch_compile: has not been tried with --sequence_parallel_size, and a wrong gradient makes no noise; got both."
      " Leave one of the two out."),
+    ("--packing on --attn_implementation sdpa", "--packing: needs attention that keeps packed rows apart; got on "
+     "beside --attn_implementation sdpa. Take auto for either."),
     ("--max_tokens_per_micro_batch 100", "--max_tokens_per_micro_batch: must hold the longest row, --max_len 2048; "
      "got 100. Raise it, or lower --max_len."),
     ("--dataset_probs 0.5 0.5", "--dataset_probs: must be as many as the datasets, 1; got 2. Give one for each."),

@@ -205,7 +205,7 @@ class KTODataLoader:
         """Yield the rest of the current epoch's batches, then stand at the start of the next epoch."""
         order = self.order(self.epoch)
         parts = [order[self.bounds[b] : self.bounds[b + 1]] for b in range(self.first_batch, len(self))]
-        with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
+        with self._worker() as worker:
             coming = [worker.submit(self._batch, part) for part in parts[:1]]
             for part in [*parts[1:], None]:
                 ready = coming.pop()
@@ -214,6 +214,13 @@ class KTODataLoader:
                     coming.append(worker.submit(self._batch, part))
                 yield batch
         self.epoch, self.first_batch = self.epoch + 1, 0
+
+    def _worker(self) -> ThreadPoolExecutor:
+        if not self.pin_memory:
+            return ThreadPoolExecutor(1, thread_name_prefix="batches")
+        # A new thread stands at the first GPU, and would take memory there.
+        device = (torch.cuda.current_device(),)
+        return ThreadPoolExecutor(1, "batches", initializer=torch.cuda.set_device, initargs=device)
 
     def pair_lengths(self, prompt_index: IntArray, completion_index: IntArray) -> IntArray:
         """Return the tokens of pairs after the cut, by whose prompt and whose completion they have."""

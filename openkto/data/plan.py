@@ -12,7 +12,6 @@ Shapes:  N = rows in the global batch, R = ranks, M = micro-batches, S = segment
 import heapq
 import math
 from bisect import bisect_left
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,13 +87,16 @@ def _packed_waves(
     within = int(np.minimum(sorted_N, tokens).sum())
     fewest = max(-(-len(sorted_N) // (rows * num_ranks)), -(-within // (tokens * num_ranks)))
     lengths, costs = sorted_N.tolist(), cost_N.tolist()
-    for num_waves in count(max(1, fewest)):
+    num_waves, most = max(1, fewest), -(-len(sorted_N) // num_ranks)
+    while True:
         even = _fill_evenly(lengths, costs, num_ranks, rows, tokens, num_waves)
         in_turn = _fill_in_turn(lengths, costs, num_ranks, rows, tokens, num_waves) if num_waves > 1 else None
-        found = [waves for waves in (even, in_turn) if waves is not None]
+        found = [[wave for wave in waves if any(wave)] for waves in (even, in_turn) if waves is not None]
         if found:
             return min(found, key=lambda waves: plan_cost(waves, cost_N))
-    raise AssertionError("a micro-batch for each row always serves")
+        assert num_waves < most, "a micro-batch for each row always serves"
+        # One more at a time would take minutes where thousands are lacking: rows a little over half the limit.
+        num_waves = min(num_waves + 1 + num_waves // 64, most)
 
 
 def _fill_evenly(

@@ -9,6 +9,7 @@ Shapes:  B = rows, T = the longest, P = tokens of all rows together, A = attenti
 """
 
 import inspect
+import math
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -26,10 +27,16 @@ PACKED = "openkto_packed"
 PACKING_ATTENTION = (PACKED, "flash_attention_2", "flash_attention_3", "flex_attention")
 # torch 2.11's kernel wants as many key heads as query heads.
 GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+# What it takes of a head: queries, keys and values of one size, a multiple of 8 and no larger.
+LARGEST_HEAD = 256
 
 
 # What layers may be, where their configuration says so: a state that runs on from token to token knows no rows.
 SEPARABLE_LAYERS = {"full_attention", "sliding_attention"}
+# The kinds of model whose layers take the rows' bounds and do not hand them on to attention.
+DROPS_BOUNDS = {"nemotron"}
+# The kinds of model that tell their attention of a window by a mask alone, which a packed one does not get.
+MASKS_WINDOWS = {"phimoe"}
 
 
 def start_packing(model: PreTrainedModel, packing: PackingChoice, attn_implementation: str) -> bool:
@@ -58,11 +65,17 @@ def _reason_against(model: PreTrainedModel, attn_implementation: str) -> str | N
     known = text.to_dict()
     if attn_implementation not in ("auto", *PACKING_ATTENTION):
         return f"--attn_implementation {attn_implementation}"
-    others = set(known.get("layer_types") or ()) - SEPARABLE_LAYERS
+    # Some configurations have it under another name, which leads here.
+    others = set((text.layer_types if hasattr(text, "layer_types") else None) or ()) - SEPARABLE_LAYERS
     if others or known.get("attention_chunk_size"):
         return f"{type(model).__name__} with layers of {', '.join(sorted(others)) or 'chunked attention'}"
     if not (model._supports_attention_backend and model._supports_flash_attn):
         return f"{type(model).__name__}, whose attention takes no other implementation"
+    if text.model_type in DROPS_BOUNDS:
+        return f"{type(model).__name__}, whose layers do not hand on where rows begin"
+    window, positions = known.get("sliding_window"), known.get("max_position_embeddings")
+    if text.model_type in MASKS_WINDOWS and window is not None and window < (positions or math.inf):
+        return f"{type(model).__name__}, which keeps its attention's window in a mask"
     has_caps = known.get("attn_logit_softcapping") is not None or text.model_type.startswith("gpt_oss")
     if has_caps and model.config._attn_implementation not in PACKING_ATTENTION:
         return f"{type(model).__name__}, whose scores are capped, without flash-attention"
@@ -186,6 +199,11 @@ def packed_attention(
             max_length_q=max_length_q,
         )
     batch, _, length, _ = query.shape
+    if key.shape[2] != length:
+        raise ValueError(
+            f"{PACKED} runs whole rows; got {length} tokens that look at {key.shape[2]}, as in generation. "
+            'Call set_attn_implementation("sdpa") first.'
+        )
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     query_PAD, key_PGD, value_PGD = (_one_line(heads).to(dtype) for heads in (query, key, value))
@@ -193,12 +211,13 @@ def packed_attention(
         cu_seq_lens_q = torch.arange(batch + 1, dtype=torch.int32, device=query.device) * length
         max_length_q = length
     assert max_length_q is not None, "the bounds of packed rows come with the longest one's length"
-    if query.is_cuda and dtype in (torch.bfloat16, torch.float16):
+    fits = max(query.shape[-1], value.shape[-1]) <= LARGEST_HEAD
+    if query.is_cuda and dtype in (torch.bfloat16, torch.float16) and fits:
         bounds, longest = cu_seq_lens_q, max_length_q
         out_PAD = _in_one_kernel(query_PAD, key_PGD, value_PGD, bounds, longest, scaling, sliding_window)
     else:
         out_PAD = _row_by_row(query_PAD, key_PGD, value_PGD, cu_seq_lens_q.tolist(), scaling, sliding_window)
-    return out_PAD.view(batch, length, *out_PAD.shape[1:]), None
+    return out_PAD.reshape(batch, length, *out_PAD.shape[1:]), None
 
 
 def _one_line(heads: Tensor) -> Tensor:
@@ -221,6 +240,10 @@ def _in_one_kernel(
         grouped = {"enable_gqa": True}
     elif groups > 1:
         key_PGD, value_PGD = (heads.repeat_interleave(groups, dim=1) for heads in (key_PGD, value_PGD))
+    scaling = query_PAD.shape[-1] ** -0.5 if scaling is None else scaling
+    value_size = value_PGD.shape[-1]
+    size = -(-max(query_PAD.shape[-1], value_size) // 8) * 8
+    query_PAD, key_PGD, value_PGD = (_widened(heads, size) for heads in (query_PAD, key_PGD, value_PGD))
     # The kernel counts the tokens before a token's own.
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
     out: Any = varlen_attn(
@@ -235,7 +258,13 @@ def _in_one_kernel(
         window_size=window,
         **grouped,
     )
-    return out
+    own: Tensor = out[..., :value_size]
+    return own
+
+
+def _widened(heads: Tensor, size: int) -> Tensor:
+    """Return the heads with zeros behind, up to the size; they change neither scores nor values."""
+    return heads if heads.shape[-1] == size else F.pad(heads, (0, size - heads.shape[-1]))
 
 
 def _row_by_row(

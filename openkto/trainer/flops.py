@@ -141,11 +141,14 @@ def forward_work(actor: Any, *, adapter_off: bool = False) -> ForwardWork:
 
 
 def _attention_layers(config: Any) -> tuple[tuple[int | None, int], ...]:
-    known = config.get_text_config().to_dict()
-    heads = known["num_attention_heads"]
-    size = heads * (known.get("head_dim") or known["hidden_size"] // heads)
+    text = config.get_text_config()
+    if not hasattr(text, "num_attention_heads"):
+        return ()  # a model without attention, such as Mamba
+    # By attribute: older configurations have these under other names, which lead here.
+    known, heads = text.to_dict(), text.num_attention_heads
+    size = heads * (known.get("head_dim") or text.hidden_size // heads)
     window = known.get("sliding_window")
     every = "sliding_attention" if window else "full_attention"
-    kinds = known.get("layer_types") or [every] * known["num_hidden_layers"]
+    kinds = known.get("layer_types") or [every] * text.num_hidden_layers
     windows = {"full_attention": None, "sliding_attention": window}
     return tuple((windows[kind], size * kinds.count(kind)) for kind in sorted(set(kinds)) if kind in windows)

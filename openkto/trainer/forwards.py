@@ -93,18 +93,29 @@ def forward_without_gradient(
     ref_log_prob = reference.log_probs([*mismatched, *batch.matched], between, with_tokens=loss.by_token)
     ref_mismatched, ref_matched = ref_log_prob[: len(mismatched)], ref_log_prob[len(mismatched) :]
     pairs = [
-        torch.stack([row.to(device).double(), loss.log_ratios(p, r, m["loss_mask"].to(device))], dim=1)
-        for p, r, m, row in zip(policy, ref_mismatched, mismatched, (m["row"] for m in mismatched), strict=True)
+        torch.stack([m["row"].double(), loss.log_ratios(p, r, m["loss_mask"])], dim=1)
+        for p, r, m in zip(
+            policy,
+            ref_mismatched,
+            [to_device({name: m[name] for name in ("row", "loss_mask")}, device) for m in mismatched],
+            strict=True,
+        )
     ]
     pairs_L2 = torch.cat(pairs) if pairs else torch.zeros(0, 2, dtype=torch.float64, device=device)
     # A dummy's log-ratio is 0.
-    known = torch.tensor([batch.desirable_tokens, batch.same_completion], dtype=torch.float64).to(device)
-    totals = strategy.all_reduce(torch.cat([pairs_L2[:, 1].sum()[None], known]))
+    known = [_scalar(number, device) for number in (batch.desirable_tokens, batch.same_completion)]
+    totals = strategy.all_reduce(torch.stack([pairs_L2[:, 1].sum(), *known]))
     if loss.needs_z_ref:
-        z_ref, mean = reference_point(totals[0], totals.new_tensor(len(batch.rows))), totals[0] / len(batch.rows)
+        num_rows = _scalar(len(batch.rows), device)
+        z_ref, mean = reference_point(totals[0], num_rows), totals[0] / num_rows
     else:
-        z_ref, mean = totals.new_tensor(shift), None
+        z_ref, mean = _scalar(shift, device), None
     return BeforeGradient(ref_matched, z_ref, mean, totals[1], totals[2], pairs_L2)
+
+
+def _scalar(number: float, device: torch.device) -> Tensor:
+    """Return the number on the device, float64, filled in there: a copy would make the host wait."""
+    return torch.full((), float(number), dtype=torch.float64, device=device)
 
 
 def forward(model: Any, micro_batch: MicroBatch, device: torch.device, *, with_tokens: bool = False) -> Tensor:

@@ -54,6 +54,7 @@ def settle_tokens(
     room = USABLE * (free + torch.cuda.memory_reserved())
     room = -float(strategy.all_reduce([-room], op="max")[0])
     tokens = longest * most_rows(measure, room, MOST_TOKENS // longest)
+    torch.cuda.reset_peak_memory_stats()  # the run's own peak is what metrics report
     log.info("a micro-batch takes up to %d tokens (--max_tokens_per_micro_batch auto)", tokens)
     return tokens
 

@@ -75,7 +75,11 @@ class CachedReference:
     ) -> list[Tensor]:
         """See `Reference`."""
         assert not with_tokens, "a cache has no values by token, and a loss that asks for them is refused with it"
-        return [self._look_up(micro_batch).to(self.device) for micro_batch in micro_batches]
+        found = [self._look_up(micro_batch) for micro_batch in micro_batches]
+        if self.device.type == "cuda":
+            # A copy of other memory would wait for all that the device has to do.
+            found = [values_B.pin_memory() for values_B in found]
+        return [values_B.to(self.device, non_blocking=True) for values_B in found]
 
     def _look_up(self, micro_batch: MicroBatch) -> Tensor:
         keys, real = batch_keys(micro_batch), is_real(micro_batch).tolist()

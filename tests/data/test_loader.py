@@ -1,5 +1,7 @@
 """What the loader yields: both kinds of micro-batches, dummies, and the place to go on from."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,34 @@ def test_every_rank_has_as_many_micro_batches_and_together_all_rows(world_size):
         for share in shares:
             together |= scored_tokens(share.matched)
         assert sorted(together) == sorted(shares[0].rows)
+        lines = [sum(len(m["row"]) for m in share.matched) for share in shares]
+        assert all(share.matched_lines == lines for share in shares)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_micro_batches_that_keep_nothing_for_backward_are_four_times_as_large(packed):
+    rows = token_rows([True] * 16)
+    for limits in ({"micro_train_batch_size": 2}, {"max_tokens_per_micro_batch": 22}, {}):
+        (batch,) = KTODataLoader(rows, 16, packed=packed, **limits)
+        (evaluation,) = KTODataLoader(rows, None, packed=packed, **limits)
+        for micro_batches, prefix, factor in (
+            (batch.matched, "", 1), (batch.mismatched, "kl_", 4), (evaluation.matched, "", 4),
+        ):  # fmt: skip
+            number = [len(m[f"{prefix}row"]) for m in micro_batches]
+            tokens = [m[f"{prefix}attention_mask"] for m in micro_batches]
+            tokens = [int(mask.sum()) if packed else mask.numel() for mask in tokens]
+            most_rows = limits.get("micro_train_batch_size", 16 if "max_tokens_per_micro_batch" in limits else 8)
+            assert max(number) <= factor * most_rows
+            if "max_tokens_per_micro_batch" in limits:
+                assert max(tokens) <= factor * 22
+            if factor == 4:
+                assert max(number) > most_rows or max(tokens) > 22
+
+
+def test_ranks_that_share_tokens_take_as_many_more():
+    rows = token_rows([True] * 16)
+    (batch,) = KTODataLoader(rows, 16, packed=True, max_tokens_per_micro_batch=22, shared_by=2)
+    assert 22 < max(int(m["attention_mask"].sum()) for m in batch.matched) <= 44
 
 
 def test_a_mismatched_pair_is_the_prompt_with_the_partners_very_completion():
@@ -134,3 +164,35 @@ def test_the_dtypes_are_those_that_a_model_takes():
         "label": torch.bool, "weight": torch.float64, "row": torch.int64,
         "token_index": torch.int64, "scored_index": torch.int64,
     }  # fmt: skip
+
+
+class Broken(TokenRowList):
+    """Rows of which one cannot be read."""
+
+    def __getitem__(self, i):
+        if i == 7:
+            raise DataError("rows.jsonl:8: cannot be read. Fix it.")
+        return super().__getitem__(i)
+
+
+def test_what_the_worker_finds_wrong_is_raised_where_the_batch_is_asked_for():
+    rows = token_rows([True] * 12)
+    loader = KTODataLoader(Broken(rows.items, rows.prompt_keys), 4, 2, seed=3)
+    batches = iter(loader)
+    for _ in range(loader.order(0).tolist().index(7) // 4):
+        next(batches)
+    with pytest.raises(DataError, match=r"rows.jsonl:8: cannot be read\. Fix it"):
+        next(batches)
+    assert workers() == []
+
+
+def test_no_worker_is_left_where_a_run_stops_early():
+    loader = KTODataLoader(token_rows([True] * 12), 4, 2)
+    for _ in loader:
+        assert len(workers()) == 1
+        break
+    assert workers() == []
+
+
+def workers():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]

@@ -44,6 +44,16 @@ def test_packed_rows_take_the_fewest_micro_batches():
     assert len(plan_micro_batches(lengths, 1, None, 1000, packed=True)) == 3
 
 
+def test_rows_a_little_over_half_the_limit_are_planned_in_a_second():
+    lengths = np.random.default_rng(0).integers(510, 520, 1500)
+    start = time.process_time()
+    plan = plan_micro_batches(lengths, 1, None, 1000, packed=True)
+    assert (
+        time.process_time() - start < 2
+    )  # one micro-batch more at a time: 4 s, and 16 times as long for 4 times as many
+    assert [len(share) for (share,) in plan] == [1] * 1500
+
+
 def log_normal(num_rows, seed, sigma=0.8, longest=4096):
     return np.random.default_rng(seed).lognormal(6, sigma, num_rows).astype(np.int64).clip(2, longest)
 

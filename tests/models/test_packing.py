@@ -11,7 +11,7 @@ from torch import nn
 from openkto.errors import ConfigError
 from openkto.models import Actor, packing
 from openkto.models.packing import pack, packed_attention
-from tests.models.test_actor_architectures import CONFIGS, SIZES, random_model, right_padded_batch
+from tests.models.test_actor_architectures import CONFIGS, MOE, SIZES, random_model, right_padded_batch
 
 BOUNDS = [0, 7, 8, 20, 33]
 
@@ -26,13 +26,13 @@ def block_diagonal_attention(query, key, value, bounds, *, scale=None, window=No
     return scores.masked_fill(~sees, -math.inf).softmax(-1) @ value
 
 
-def heads(number, seed, dtype=torch.float32):
+def heads(number, seed, size=8):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(1, number, BOUNDS[-1], 8, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    return torch.randn(1, number, BOUNDS[-1], size, generator=generator).requires_grad_()
 
 
-def check_attention(attention, window, groups, scale):
-    query, key, value = heads(4, 1), heads(4 // groups, 2), heads(4 // groups, 3)
+def check_attention(attention, window, groups, scale, size=8, value_size=8):
+    query, key, value = heads(4, 1, size), heads(4 // groups, 2, size), heads(4 // groups, 3, value_size)
     exact = [tensor.detach().double().requires_grad_() for tensor in (query, key, value)]
     expected = block_diagonal_attention(*exact, BOUNDS, scale=scale, window=window)
     out, _ = attention(query, key, value)
@@ -59,13 +59,15 @@ def test_packed_attention_is_block_diagonal(window, groups, scale):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("groups_heads", [True, False])
-def test_the_gpu_kernel_is_asked_for_the_same(window, groups, groups_heads, monkeypatch):
+@pytest.mark.parametrize(("size", "value_size"), [(8, 8), (12, 8), (4, 9)])
+def test_the_gpu_kernel_is_asked_for_the_same(window, groups, groups_heads, size, value_size, monkeypatch):
     """It runs on GPUs alone: what stands in for it follows its documentation (torch 2.11 knows no `enable_gqa`)."""
 
     def kernel(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
         assert (max_q, max_k, window_size[1]) == (13, 13, 0)
         assert cu_seq_q.tolist() == cu_seq_k.tolist() == BOUNDS
         assert enable_gqa == (groups > 1 and groups_heads)
+        assert query.shape[-1] == key.shape[-1] == value.shape[-1] == -(-max(size, value_size) // 8) * 8
         lines = [tensor.transpose(0, 1)[None] for tensor in (query, key, value)]
         seen = None if window_size[0] == -1 else window_size[0] + 1
         return block_diagonal_attention(*lines, BOUNDS, scale=scale, window=seen)[0].transpose(0, 1)
@@ -78,7 +80,12 @@ def test_the_gpu_kernel_is_asked_for_the_same(window, groups, groups_heads, monk
         bounds = torch.tensor(BOUNDS, dtype=torch.int32)
         return packing._in_one_kernel(*lines, bounds, 13, None, window)[None], None
 
-    check_attention(attention, window, groups, None)
+    check_attention(attention, window, groups, None, size, value_size)
+
+
+def test_the_next_token_of_a_cache_is_refused():
+    with pytest.raises(ValueError, match=r"runs whole rows; got 1 tokens that look at 5, as in generation. Call set_"):
+        packed_attention(nn.Module(), torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), None)
 
 
 def test_without_bounds_each_line_is_a_row():
@@ -149,6 +156,24 @@ def test_the_balancing_loss_counts_real_tokens_alone():
             transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4),
             "auto",
             "BloomForCausalLM, whose attention takes no other implementation",
+        ),
+        (
+            transformers.NemotronConfig(**SIZES, head_dim=8),
+            "auto",
+            "NemotronForCausalLM, whose layers do not hand on where rows begin",
+        ),
+        (
+            transformers.RecurrentGemmaConfig(
+                vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, lru_width=32,
+                attention_window_size=8, intermediate_size=96,
+            ),
+            "auto",
+            "RecurrentGemmaForCausalLM with layers of linear_attention",
+        ),
+        (
+            transformers.PhimoeConfig(**MOE, num_local_experts=4, sliding_window=8),
+            "auto",
+            "PhimoeForCausalLM, which keeps its attention's window in a mask",
         ),
         (CONFIGS["Gemma2"], "auto", "Gemma2ForCausalLM, whose scores are capped, without flash-attention"),
         (

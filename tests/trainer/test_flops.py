@@ -1,5 +1,7 @@
 """The useful work of a step, against torch's own count of what a forward and a backward multiply."""
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -99,3 +101,15 @@ def test_attention_weighs_as_much_as_the_rest_at_a_length_of_its_own():
     assert work.forward(torch.tensor([1000]), 0) / work.forward(torch.tensor([100]), 0) == pytest.approx(55, rel=0.01)
     windows_alone = ForwardWork(6400.0, 0.0, 0.0, 0.0, ((8, 64),))
     assert windows_alone.attention_length == float("inf")
+
+
+def test_older_configurations_have_their_heads_under_other_names():
+    config = transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=3, n_head=4, bos_token_id=1, eos_token_id=2)
+    actor = Actor(transformers.GPT2LMHeadModel(config))
+    assert forward_work(actor).attention == ((None, 3 * 32),)
+
+
+def test_a_model_without_attention_has_no_work_in_it():
+    config = transformers.MambaConfig(vocab_size=97, hidden_size=32, state_size=4, num_hidden_layers=1)
+    work = forward_work(Actor(transformers.MambaForCausalLM(config)))
+    assert (work.attention, work.attention_length) == ((), math.inf)

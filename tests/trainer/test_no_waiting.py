@@ -1,7 +1,7 @@
 """Between a step's first forward and the place where its rows are read, nothing makes the host wait for the device.
 
 A CPU never waits, but the operations that would make a GPU's host wait are the same ones: a tensor's value as a number,
-and a result whose size depends on values.
+a result whose size depends on values, and a tensor made from the host's values, which is copied to the device.
 """
 
 import pytest
@@ -14,7 +14,12 @@ from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
 
 aten = torch.ops.aten
-SIZED_BY_VALUES = {aten.nonzero.default, aten.masked_select.default, aten._unique2.default}
+SIZED_BY_VALUES = {
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.masked_scatter_backward.default,
+    aten._unique2.default,
+}
 
 
 class Waits(TorchDispatchMode):
@@ -28,7 +33,7 @@ class Waits(TorchDispatchMode):
         by_mask = func in (aten.index.Tensor, aten.index_put_.default) and any(
             t is not None and t.dtype == torch.bool for t in args[1]
         )
-        if func in SIZED_BY_VALUES or func is aten._local_scalar_dense.default or by_mask:
+        if func in SIZED_BY_VALUES or func in (aten._local_scalar_dense.default, aten.lift_fresh.default) or by_mask:
             self.found.append(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -67,5 +72,6 @@ def test_the_test_sees_what_waits():
         mask.sum().item()
         mask[mask]
         mask.nonzero()
-    assert len(waits.found) == 3
+        mask.new_tensor(3.0)
+    assert len(waits.found) == 5  # two tensors of the host's values
     assert log_probs.row_sums(torch.ones(1), mask[None]).tolist() == [1.0]
