@@ -73,8 +73,8 @@ def main(settings: dict[str, Any]) -> None:
         disable_tqdm=True,
         **settings["more"],
     )
-    model_settings = {"dtype": torch.float32} if settings["dtype"] == "fp32" else {"dtype": torch.bfloat16}
-    model = transformers.AutoModelForCausalLM.from_pretrained(settings["model"], **model_settings)
+    # float32 weights, as TRL loads them by itself; with bf16 it computes under autocast.
+    model = transformers.AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
     rows = [json.loads(line) for line in Path(settings["rows"]).read_text(encoding="utf-8").splitlines()]
     watch = Watch(settings["steps"], CLOCKS[settings["clock"]])
     trainer = KTOTrainer(
