@@ -144,7 +144,7 @@ class Reporter:
             report = StepReport(rows=rows, counts=StepCounts(**values.pop("counts")), **values)
             self._pool(report, 0.0, 0.0)
         self.throughput.seconds = resumed.values["window_seconds"]
-        self.throughput.flops = resumed.values["window_flops"]
+        self.throughput.flops = resumed.values.get("window_flops", 0.0)  # earlier versions counted none
 
     def _open_batches(self, loader: KTODataLoader) -> Any:
         folder = Path(self.args.save_path)
