@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from openkto.distributed.gather import gather_weights
+from openkto.models.actor import ActorOutput
 from openkto.trainer.largest_micro_batch import CPU_TOKENS, most_rows, pending_state, settle_tokens, try_micro_batch
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
@@ -77,3 +78,32 @@ def test_a_trial_changes_no_bit_of_what_training_computes(zero_stage, precision,
     for line, other in zip(lines, others, strict=True):
         assert all(line[name] == other[name] for name in ("loss", "kl", "grad_norm", "rewards/chosen"))
     assert all(torch.equal(weight, other_weights[name]) for name, weight in weights.items())
+
+
+class Recorder:
+    """Stands for engine and strategy: writes down what is run."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.runs, self.mode = [], None
+
+    def eval(self):
+        self.mode = "eval"
+
+    def train(self):
+        self.mode = "train"
+
+    def __call__(self, input_ids, *_):
+        self.runs.append((self.mode, tuple(input_ids.shape)))
+        zeros = torch.zeros(len(input_ids), dtype=torch.float64)
+        return ActorOutput(zeros, zeros, zeros.sum(), zeros[:0])
+
+    def backward(self, engine, loss, *, is_last):
+        self.runs.append(("backward", is_last))
+
+
+def test_a_trial_runs_the_largest_forwards_of_a_step():
+    recorder = Recorder()
+    try_micro_batch(recorder, recorder, 3, 9, with_gradient=True)
+    assert recorder.runs == [("eval", (12, 9)), ("train", (3, 9)), ("backward", False)]
