@@ -1,9 +1,14 @@
 """How large a micro-batch may be: the arithmetic, and that trying leaves no trace in what training computes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from openkto.commands.train import measure_micro_batches
+from openkto.config import ModelConfig, RunConfig, with_resolved
 from openkto.distributed.gather import gather_weights
+from openkto.distributed.watchdog import Watchdog
 from openkto.models.actor import ActorOutput
 from openkto.trainer.largest_micro_batch import CPU_TOKENS, most_rows, pending_state, settle_tokens, try_micro_batch
 from tests.ranks import run_ranks
@@ -107,3 +112,11 @@ def test_a_trial_runs_the_largest_forwards_of_a_step():
     recorder = Recorder()
     try_micro_batch(recorder, recorder, 3, 9, with_gradient=True)
     assert recorder.runs == [("eval", (12, 9)), ("train", (3, 9)), ("backward", False)]
+
+
+def test_ranks_that_share_tokens_each_take_their_part_of_what_fits():
+    config = with_resolved(RunConfig(ModelConfig("m")), max_tokens_per_micro_batch="auto")
+    rows = SimpleNamespace(longest_and_largest=lambda: (100, 5))
+    loaders = [SimpleNamespace(dataset=rows, shared_by=shared_by, max_tokens=None) for shared_by in (1, 3)]
+    measure_micro_batches(config, Recorder(), None, loaders, Watchdog(0, 0))
+    assert [loader.max_tokens for loader in loaders] == [CPU_TOKENS, 2731]
