@@ -53,6 +53,9 @@ def test_every_rank_has_as_many_micro_batches_and_together_all_rows(world_size):
         assert sorted(together) == sorted(shares[0].rows)
         lines = [sum(len(m["row"]) for m in share.matched) for share in shares]
         assert all(share.matched_lines == lines for share in shares)
+        sizes = [m["input_ids"].numel() for share in shares for m in share.matched]
+        sizes += [m["kl_input_ids"].numel() for share in shares for m in share.mismatched]
+        assert all(share.slots == sum(sizes) for share in shares)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -33,6 +33,24 @@ def test_a_row_over_the_limit_stands_alone():
     assert sorted(sorted(share) for wave in plan for share in wave) == [[0, 2], [1]]
 
 
+def test_a_lone_row_over_the_limit_is_planned_too():
+    ((share,),) = plan_micro_batches(np.array([500]), 1, None, 200, packed=True)
+    assert share.tolist() == [0]
+
+
+def test_short_rows_run_beside_a_long_one_where_that_is_cheaper():
+    # All evenly: 1000 and 900 in two micro-batches. In turn: 1000 and 900 together, beside short rows.
+    lengths = np.array([1000, 900] + [50] * 50)
+    plan = plan_micro_batches(lengths, 4, None, 1000, packed=True, attention_length=5000.0)
+    cost = row_costs(lengths, 5000.0)
+    assert plan_cost([[list(share) for share in wave] for wave in plan], cost) < 1500
+
+
+def test_what_cannot_be_filled_evenly_takes_no_further_micro_batch():
+    lengths = np.array([950, 751, 701, 639, 525, 396, 291, 261, 241, 240, 231, 198, 151, 125, 24])
+    assert len(plan_micro_batches(lengths, 3, None, 1000, packed=True, attention_length=5000.0)) == 2
+
+
 def test_padded_rows_of_one_micro_batch_are_of_similar_length():
     lengths = np.array([10, 1000, 10, 1000, 10, 1000, 10, 1000])
     plan = plan_micro_batches(lengths, 1, 4)

@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+import transformers
 
+from openkto.data.batch import epoch_order
 from openkto.errors import ConfigError, TrainingError
 from tests.ranks import run_ranks
-from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
+from tests.tiny import VOCABULARY, TokenRowList, make_trainer, quiet_args, tiny_llama, token_rows
 
 LABELS = [True, False, True, True, False]
 MIXTRAL = dict(num_local_experts=4, num_experts_per_tok=2)
@@ -238,3 +241,53 @@ def test_a_new_run_in_a_used_folder_keeps_the_earlier_records(tmp_path):
     assert [line["step"] for line in lines(tmp_path / "a", "train")] == [1, 2, 3]
     earlier = [json.loads(line) for line in (tmp_path / "a/metrics.1.jsonl").read_text().splitlines()]
     assert [line["step"] for line in earlier if line["kind"] == "train"] == [1, 2]
+
+
+def no_position_past(length):
+    """Return a model that gives nan where a row is longer."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    model.transformer.wpe.weight.data[length:] = torch.nan
+    return model
+
+
+def train_on_long_pairs(folder):
+    items = token_rows([True, False, True, False], longest=4).items
+    items[1] |= {"prompt_ids": [5] * 8, "completion_ids": [6] * 3, "completion_mask": [True] * 3}
+    items[2] |= {"prompt_ids": [7] * 3, "completion_ids": [8] * 8, "completion_mask": [True] * 8}
+    rows = TokenRowList(items, np.arange(4))
+    # Row 1's prompt with row 2's completion is the only pair of more than 11 tokens.
+    seed = next(s for s in range(99) if partner(epoch_order(4, s, 0).tolist(), 1) == 2)
+    trainer, _ = make_trainer(rows, model=lambda: no_position_past(12), batch=4, micro=1, seed=seed)
+    with pytest.raises(TrainingError) as error:
+        trainer.fit(quiet_args(folder, 1))
+    return str(error.value)
+
+
+def partner(order, row):
+    """Return the row whose completion is paired with this one's prompt: the one before it in the batch."""
+    return order[order.index(row) - 1]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_mismatched_pair_that_is_not_finite_is_named_on_every_rank(world_size, tmp_path):
+    for said in run_ranks(train_on_long_pairs, world_size, tmp_path, tmp_path):
+        assert said == (
+            "step 1, mismatched pairs: every log-probability must be finite; got nan, and no update was made. "
+            "Look at row 1 (counted from 0), or lower --learning_rate."
+        )
+
+
+def padding_of_a_step(folder, packs):
+    trainer, _ = make_trainer(token_rows(LABELS), batch=5, micro=5, steps=1)
+    trainer.model.module.packs = packs
+    trainer.fit(quiet_args(folder, 1))
+    return lines(folder, "train")[0]["padding_fraction"]
+
+
+def test_batches_are_planned_for_how_the_model_runs_rows(tmp_path):
+    assert run_ranks(padding_of_a_step, 1, tmp_path, tmp_path / "a", True) == [0.0]
+    assert run_ranks(padding_of_a_step, 1, tmp_path, tmp_path / "b", False)[0] > 0.0

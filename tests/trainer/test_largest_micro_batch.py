@@ -1,9 +1,15 @@
 """How large a micro-batch may be: the arithmetic, and that trying leaves no trace in what training computes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from openkto.commands.train import measure_micro_batches
+from openkto.config import ModelConfig, RunConfig, with_resolved
 from openkto.distributed.gather import gather_weights
+from openkto.distributed.watchdog import Watchdog
+from openkto.models.actor import ActorOutput
 from openkto.trainer.largest_micro_batch import CPU_TOKENS, most_rows, pending_state, settle_tokens, try_micro_batch
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
@@ -77,3 +83,40 @@ def test_a_trial_changes_no_bit_of_what_training_computes(zero_stage, precision,
     for line, other in zip(lines, others, strict=True):
         assert all(line[name] == other[name] for name in ("loss", "kl", "grad_norm", "rewards/chosen"))
     assert all(torch.equal(weight, other_weights[name]) for name, weight in weights.items())
+
+
+class Recorder:
+    """Stands for engine and strategy: writes down what is run."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.runs, self.mode = [], None
+
+    def eval(self):
+        self.mode = "eval"
+
+    def train(self):
+        self.mode = "train"
+
+    def __call__(self, input_ids, *_):
+        self.runs.append((self.mode, tuple(input_ids.shape)))
+        zeros = torch.zeros(len(input_ids), dtype=torch.float64)
+        return ActorOutput(zeros, zeros, zeros.sum(), zeros[:0])
+
+    def backward(self, engine, loss, *, is_last):
+        self.runs.append(("backward", is_last))
+
+
+def test_a_trial_runs_the_largest_forwards_of_a_step():
+    recorder = Recorder()
+    try_micro_batch(recorder, recorder, 3, 9, with_gradient=True)
+    assert recorder.runs == [("eval", (12, 9)), ("train", (3, 9)), ("backward", False)]
+
+
+def test_ranks_that_share_tokens_each_take_their_part_of_what_fits():
+    config = with_resolved(RunConfig(ModelConfig("m")), max_tokens_per_micro_batch="auto")
+    rows = SimpleNamespace(longest_and_largest=lambda: (100, 5))
+    loaders = [SimpleNamespace(dataset=rows, shared_by=shared_by, max_tokens=None) for shared_by in (1, 3)]
+    measure_micro_batches(config, Recorder(), None, loaders, Watchdog(0, 0))
+    assert [loader.max_tokens for loader in loaders] == [CPU_TOKENS, 2731]
