@@ -7,6 +7,7 @@ import torch
 
 from openkto.commands.train import measure_micro_batches
 from openkto.config import ModelConfig, RunConfig, with_resolved
+from openkto.data.loader import WITHOUT_GRADIENT
 from openkto.distributed.gather import gather_weights
 from openkto.distributed.watchdog import Watchdog
 from openkto.models.actor import ActorOutput
@@ -108,7 +109,8 @@ class Recorder:
         self.runs.append(("backward", is_last))
 
 
-def test_a_trial_runs_the_largest_forwards_of_a_step():
+def test_a_trial_runs_the_largest_forwards_of_a_step(monkeypatch):
+    monkeypatch.setitem(WITHOUT_GRADIENT, "cpu", 4)  # as on a GPU
     recorder = Recorder()
     try_micro_batch(recorder, recorder, 3, 9, with_gradient=True)
     assert recorder.runs == [("eval", (12, 9)), ("train", (3, 9)), ("backward", False)]
