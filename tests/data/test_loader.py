@@ -62,8 +62,8 @@ def test_every_rank_has_as_many_micro_batches_and_together_all_rows(world_size):
 def test_micro_batches_that_keep_nothing_for_backward_are_four_times_as_large(packed):
     rows = token_rows([True] * 16)
     for limits in ({"micro_train_batch_size": 2}, {"max_tokens_per_micro_batch": 22}, {}):
-        (batch,) = KTODataLoader(rows, 16, packed=packed, **limits)
-        (evaluation,) = KTODataLoader(rows, None, packed=packed, **limits)
+        (batch,) = KTODataLoader(rows, 16, packed=packed, larger_without_gradient=4, **limits)
+        (evaluation,) = KTODataLoader(rows, None, packed=packed, larger_without_gradient=4, **limits)
         for micro_batches, prefix, factor in (
             (batch.matched, "", 1), (batch.mismatched, "kl_", 4), (evaluation.matched, "", 4),
         ):  # fmt: skip
