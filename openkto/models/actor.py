@@ -100,6 +100,11 @@ class Actor(nn.Module):
                 "Name a causal language model."
             )
         known = config.to_dict()
+        if config.get_text_config().to_dict().get("use_bidirectional_attention"):
+            raise ConfigError(
+                f"--pretrain: each token must see what came before it alone; got {type(self.model).__name__} with "
+                "use_bidirectional_attention. Name a causal language model."
+            )
         self.logit_map = LogitMap(
             scale=(known.get("logit_scale") or 1.0) / (known.get("logits_scaling") or 1.0),
             softcap=known.get("final_logit_softcapping"),

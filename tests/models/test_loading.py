@@ -9,6 +9,7 @@ import transformers
 from openkto.errors import ConfigError
 from openkto.models import Actor, load_tokenizer
 from openkto.models.loading import check_fits, check_same_vocabulary, load_config, load_model
+from tests.models.test_actor_architectures import GEMMA
 from tests.text_rows import byte_tokenizer, write_model
 from tests.tiny import tiny_llama
 
@@ -161,3 +162,10 @@ def test_a_head_that_does_something_unknown_is_refused():
     model.lm_head.register_forward_hook(lambda module, inputs, output: output * 1.5)
     with pytest.raises(ConfigError, match=r"got .* nats a token between them for LlamaForCausalLM"):
         Actor(model).check_forward(tolerance=1e-3)
+
+
+def test_a_model_whose_tokens_see_what_follows_is_refused():
+    settings = dict(GEMMA, use_bidirectional_attention=True)
+    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**settings))
+    with pytest.raises(ConfigError, match="each token must see what came before it alone; got Gemma3ForCausalLM"):
+        Actor(model)
