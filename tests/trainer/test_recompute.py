@@ -109,6 +109,7 @@ def compiled_run(folder, zero_stage, backend, how, lora):
     )
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_layers_that_are_not_compiled():
     assert_alike(gradients(), gradients(compile_backend="aot_eager"))
 
