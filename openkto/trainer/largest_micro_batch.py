@@ -18,7 +18,7 @@ from openkto.trainer.forwards import forward, model_inputs, to_device
 
 log = logging.getLogger(__name__)
 
-# What a CPU takes: it has memory enough, and larger ones are no faster.
+# What a CPU takes, whose memory is not measured: it is not the process's own.
 CPU_TOKENS = 8192
 USABLE = 0.9  # of what is free; the rest is for fragments, other libraries and what a trial does not see
 MOST_TOKENS = 2**20
