@@ -1,5 +1,6 @@
 """FLOPs that a program really computes, as torch counts them: padding, recomputation and unneeded forwards included."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,10 @@ aten = torch.ops.aten
 
 def _addmm(out: Any, left: Any, right: Any, **_: Any) -> int:
     return 2 * left[0] * left[1] * right[1]
+
+
+def _product(left: Any, right: Any, bias: Any, **_: Any) -> int:
+    return 2 * math.prod(left) * right[0]
 
 
 def _sdpa(query: Any, key: Any, value: Any, dropout: float = 0.0, is_causal: bool = False, **_: Any) -> float:
@@ -29,5 +34,7 @@ def counter() -> FlopCounterMode:
         aten._scaled_dot_product_flash_attention_for_cpu,
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
     )
-    known = {aten.addmm_: _addmm, kernel: _sdpa, backward: _sdpa_backward}
+    known: dict[Any, Any] = {aten.addmm_: _addmm, kernel: _sdpa, backward: _sdpa_backward}
+    if hasattr(torch.ops.openkto, "product"):  # in a process of ours
+        known[torch.ops.openkto.product] = _product
     return FlopCounterMode(display=False, custom_mapping=known)

@@ -257,6 +257,7 @@ class DeepspeedStrategy:
         The scheduler stays ours: it advances with applied updates alone.
         """
         model, optimizer, scheduler = training
+        model.run_on(self.device)
         sizes = [(whole_shape(p).numel(), p.requires_grad) for p in model.parameters()]
         self.config["zero_optimization"] = add_sizes(
             self.config["zero_optimization"],
@@ -276,6 +277,7 @@ class DeepspeedStrategy:
     def prepare_frozen(self, model: nn.Module, *, offload: bool = False) -> Any:
         """Return a model for forwards alone, without gradient; cut and sharded as the strategy does with parameters."""
         self.share_model(model)
+        model.run_on(self.device)
         model.requires_grad_(False)
         model.eval()
         if self.zero_stage < 3:

@@ -23,6 +23,7 @@ from openkto.models.export import export_adapter, export_model
 from openkto.models.kernels import compile_layers
 from openkto.models.loading import disable_randomness, expert_counts, load_model
 from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
+from openkto.models.onednn import use_onednn
 from openkto.models.packing import PACKED, Sharers, own_slice, pack, start_packing
 from openkto.models.recompute import recompute_activations
 from openkto.models.split_plan import Style, check_heads, split_plan
@@ -136,6 +137,11 @@ class Actor(nn.Module):
         """The transformers model itself, with the adapter's layers in it."""
         model: Any = self.model
         return model.get_base_model() if self.has_adapter else model
+
+    def run_on(self, device: torch.device) -> None:
+        """Take the layers that are fast on a device; parameters stay the same objects, where they are."""
+        if device.type == "cpu":
+            use_onednn(self)
 
     def share_tokens(self, sharers: Sharers) -> None:
         """Run a slice of each packed row from now on, and let the other ranks run theirs.

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from openkto.models.onednn import linear
+
 # float32 logits held at a time (C x V); small on a CPU, whose caches are, and large enough to fill a GPU.
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 
@@ -45,7 +47,7 @@ class LogitMap:
 
 def _chunk_logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, logit_map: LogitMap) -> Tensor:
     """Return the model's logits for a chunk, [C, V], float32, in a buffer of their own."""
-    return logit_map.apply_(F.linear(hidden_CH, weight_VH, bias_V).float())
+    return logit_map.apply_(linear(hidden_CH, weight_VH, bias_V).float())
 
 
 def _logsumexp_(logits_CV: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ class _LinearLogProbs(torch.autograd.Function):
                 grad_bias_V += grad_CV.sum(0)
             grad_CV = grad_CV.to(ctx.dtype)
             if grad_hidden_KH is not None:
-                grad_hidden_KH[s] = grad_CV @ weight
+                grad_hidden_KH[s] = linear(grad_CV, weight.t())
             if grad_weight_VH is not None and ctx.dtype == torch.float32:
                 grad_weight_VH.addmm_(grad_CV.T, hidden_CH)
             elif grad_weight_VH is not None:

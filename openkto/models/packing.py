@@ -277,14 +277,17 @@ def _row_by_row(
 ) -> Tensor:
     rows = []
     is_grouped = query_PAD.shape[1] != key_PGD.shape[1]
-    for start, end in pairwise(bounds):
-        query, key, value = (heads[start:end].transpose(0, 1)[None] for heads in (query_PAD, key_PGD, value_PGD))
-        is_narrow = sliding_window is not None and end - start > sliding_window
+    lengths = [end - start for start, end in pairwise(bounds)]
+    # Split, since the gradients of slices would each be as long as the whole.
+    split = (heads.split(lengths) for heads in (query_PAD, key_PGD, value_PGD))
+    for length, *own in zip(lengths, *split, strict=True):
+        query, key, value = (heads.transpose(0, 1)[None] for heads in own)
+        is_narrow = sliding_window is not None and length > sliding_window
         out = F.scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=_band(end - start, sliding_window, query.device) if is_narrow else None,
+            attn_mask=_band(length, sliding_window, query.device) if is_narrow else None,
             is_causal=not is_narrow,
             scale=scaling,
             enable_gqa=is_grouped,

@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 # By the operators' own names, so that those of packages that are not installed may stand here too.
 KEPT = frozenset(
     {
-        *("aten::mm", "aten::addmm", "aten::_grouped_mm", "aten::_scaled_dot_product_flash_attention"),
-        *("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_efficient_attention"),
-        *("aten::_scaled_dot_product_cudnn_attention", "aten::_flash_attention_forward"),
+        *("aten::mm", "aten::addmm", "aten::_grouped_mm", "openkto::product"),
+        *("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu"),
+        *("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention"),
+        "aten::_flash_attention_forward",
         *("torch_attn::_varlen_attn", "flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward"),
         *("flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"),
     }

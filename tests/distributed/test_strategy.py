@@ -204,14 +204,17 @@ def offloaded_run(folder, ref_offload):
     log_prob = engine(ids, torch.ones_like(ids), mask).log_prob_B
     strategy.backward(engine, log_prob.sum().float() / strategy.world_size, is_last=True)
     decays = [g["weight_decay"] for g in engine.optimizer.param_groups]
-    return strategy.step(engine).applied, float((log_prob - reference_log_prob).abs().max()), decays
+    layers = [model.language_model.model.layers[0].mlp.up_proj for model in (engine.module, reference)]
+    products = {layer.forward.__func__.__module__ for layer in layers}
+    return strategy.step(engine).applied, float((log_prob - reference_log_prob).abs().max()), decays, products
 
 
 def test_offload_flags_train_and_norms_do_not_decay(tmp_path):
-    for applied, difference, decays in run_ranks(offloaded_run, 2, tmp_path, tmp_path, True):
+    for applied, difference, decays, products in run_ranks(offloaded_run, 2, tmp_path, tmp_path, True):
         assert applied
         assert difference == 0.0
         assert decays == [0.1, 0.0]
+        assert products == {"openkto.models.onednn"}
 
 
 def fp16_run(folder, zero_stage, factor, steps):

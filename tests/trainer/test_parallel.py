@@ -108,7 +108,8 @@ def test_so_do_two_times_two(way, zero_stage, tmp_path):
         (SPLIT, "Llama", {"attention_bias": True, "mlp_bias": True}, 3),  # biases of what is cut by rows
         (SHARED, "Qwen3", {"tie_word_embeddings": True}, 2),
         (SHARED, "Gemma3", {"sliding_window": 4}, 3),  # windows over the border of two slices
-        (SHARED, "Llama", {"num_key_value_heads": 1}, 1),  # one head for two ranks
+        # One head for two ranks. With 48 inner units one gradient is so near 0 that Adam makes its round-off a step.
+        (SHARED, "Llama", {"num_key_value_heads": 1, "intermediate_size": 64}, 1),
     ],
 )
 def test_architectures(way, kind, changes, zero_stage, tmp_path):
