@@ -36,17 +36,25 @@ class StepWatch:
         counted_step: from 1; 0 counts none.
         with_parts: whether to look at the clock around the parts; on a GPU that waits for it each time.
         clock: returns seconds.
+        between: called after each step, in no step's time.
     """
 
     def __init__(
-        self, counted_step: int = 0, *, with_parts: bool = True, clock: Callable[[], float] = time.perf_counter
+        self,
+        counted_step: int = 0,
+        *,
+        with_parts: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+        between: Callable[[], None] | None = None,
     ) -> None:
         self.clock = clock
+        self.between = between
         self.counted_step = counted_step
         self.steps: list[dict[str, Any]] = []
         self.computed_flops: float | None = None
         self.began: float | None = None  # when the first step did, in seconds since the epoch
         self.processor_seconds = 0.0  # of the process until then
+        self.batch_seconds: list[float] = []  # the processor's, for planning and laying out each global batch
         self._last = 0.0
         self._parts: Counter[str] = Counter()
         self._open: list[str] = []
@@ -75,6 +83,15 @@ class StepWatch:
                 yield batch
 
         KTODataLoader.__iter__ = timed_iteration  # type: ignore[method-assign]
+        make_batch = KTODataLoader._batch
+
+        def timed_batch(loader: KTODataLoader, index_N: Any) -> Any:
+            started = time.thread_time()  # a thread of its own, beside the step before
+            batch = make_batch(loader, index_N)
+            self.batch_seconds.append(time.thread_time() - started)
+            return batch
+
+        KTODataLoader._batch = timed_batch  # type: ignore[method-assign]
 
     def _name_of_forward(self) -> str:
         if torch.is_grad_enabled():
@@ -118,8 +135,10 @@ class StepWatch:
                 "padding": 1 - (report.counts.matched_tokens + report.counts.mismatched_tokens) / report.counts.slots,
             }
         )
+        if self.between is not None:
+            self.between()
         self._parts.clear()
-        self._last = now
+        self._last = self.clock()
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
