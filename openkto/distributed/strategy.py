@@ -250,9 +250,9 @@ class DeepspeedStrategy:
         return not problems
 
     def prepare(
-        self, training: tuple[nn.Module, Optimizer, LRScheduler], ref_model: nn.Module | None = None
+        self, training: tuple[Any, Optimizer, LRScheduler], ref_model: Any = None
     ) -> tuple[tuple[Any, Optimizer, LRScheduler], Any]:
-        """Return ((engine, optimizer, scheduler), reference), ready for this strategy's device and ZeRO stage.
+        """Return ((engine, optimizer, scheduler), reference), made of `Actor`s for this device and ZeRO stage.
 
         The scheduler stays ours: it advances with applied updates alone.
         """
@@ -274,8 +274,8 @@ class DeepspeedStrategy:
         frozen = None if ref_model is None else self.prepare_frozen(ref_model, offload=self.ref_offload)
         return (engine, optimizer, scheduler), frozen
 
-    def prepare_frozen(self, model: nn.Module, *, offload: bool = False) -> Any:
-        """Return a model for forwards alone, without gradient; cut and sharded as the strategy does with parameters."""
+    def prepare_frozen(self, model: Any, *, offload: bool = False) -> Any:
+        """Return an `Actor` for forwards alone, without gradient, cut and sharded as the strategy does."""
         self.share_model(model)
         model.run_on(self.device)
         model.requires_grad_(False)

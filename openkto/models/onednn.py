@@ -87,4 +87,4 @@ def use_onednn(model: nn.Module) -> None:
     for layer in model.modules():
         # The class stays: others go by it, such as DeepSpeed where it cuts layers for tensor parallelism.
         if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:
-            layer.forward = types.MethodType(_forward, layer)
+            layer.forward = types.MethodType(_forward, layer)  # type: ignore[method-assign]
