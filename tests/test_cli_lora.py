@@ -111,7 +111,9 @@ def test_training_goes_on_from_an_adapter(place):
 MORE = [["--use_dora"], ["--use_rslora"], ["--lora_modules_to_save", "lm_head"]]
 
 
-@pytest.mark.parametrize("more", MORE, ids=["dora", "rslora", "whole-head"])
+@pytest.mark.parametrize(
+    "more", [MORE[0], pytest.param(MORE[1], marks=pytest.mark.slow), MORE[2]], ids=["dora", "rslora", "whole-head"]
+)
 def test_a_merged_model_has_the_logits_of_policy_and_adapter(place, more, capsys):
     if "lm_head" in more:
         write_model(place / "model", tie_word_embeddings=True)

@@ -115,7 +115,7 @@ def test_what_cannot_be_shared_is_one_sentence(place, more, sentence, capsys):  
     assert sentence in error
 
 
-@pytest.mark.parametrize("way", [TENSOR, SEQUENCE], ids=["weights", "tokens"])
+@pytest.mark.parametrize("way", [TENSOR, pytest.param(SEQUENCE, marks=pytest.mark.slow)], ids=["weights", "tokens"])
 def test_the_ranks_must_be_divisible(place, way):  # noqa: F811
     for code, text in run_ranks(run_to_status, 3, place, flags(place, *way)):
         assert code == 2

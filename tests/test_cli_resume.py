@@ -117,7 +117,14 @@ def steps_done(folder) -> int:
     return metrics.read_text().count('"kind": "train"') if metrics.exists() else 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_rank_ends_all_with_75_and_a_checkpoint(place, command, number):  # noqa: F811
     argv = with_path([*command, "--max_epochs", "300"], place / "out")
     del argv[argv.index("--max_epochs") : argv.index("--max_epochs") + 2]

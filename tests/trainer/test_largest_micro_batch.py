@@ -76,7 +76,15 @@ def train(folder, zero_stage, precision, tries):
 
 @pytest.mark.parametrize(
     ("zero_stage", "precision"),
-    [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")],
+    [
+        (0, "fp32"),
+        pytest.param(1, "fp32", marks=pytest.mark.slow),
+        (2, "fp32"),
+        (3, "fp32"),
+        pytest.param(1, "bf16", marks=pytest.mark.slow),
+        (2, "bf16"),
+        (3, "bf16"),
+    ],
 )
 def test_a_trial_changes_no_bit_of_what_training_computes(zero_stage, precision, tmp_path):
     (lines, weights), _ = run_ranks(train, 2, tmp_path, tmp_path / "a", zero_stage, precision, 0)

@@ -69,14 +69,14 @@ def test_an_adapter_trains_as_the_definition_says_in_float64(one_rank):
         torch.testing.assert_close(weights[name].double(), value.detach(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
 @pytest.mark.parametrize(("world_size", "mode"), [(1, "adapter"), (2, "adapter"), (2, "model")])
 def test_both_reference_modes_give_the_same_numbers_everywhere(one_rank, zero_stage, world_size, mode, tmp_path):
     more = {"zero_stage": zero_stage, "ref_mode": mode}
     assert_same(one_rank[:2], run_ranks(train, world_size, tmp_path, tmp_path / "a", more)[0])
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(one_rank, zero_stage, use_reentrant, tmp_path):
     more = {"zero_stage": zero_stage, "gradient_checkpointing": True, "use_reentrant": use_reentrant}

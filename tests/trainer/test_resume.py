@@ -64,7 +64,7 @@ def worst(a: dict, b: dict) -> float:
 # ---- exact ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(tmp_path, zero_stage):
     # Stops inside an epoch (of 3 steps), at its end, inside an open log line, at a step with an evaluation.
     args = {"logging_steps": 4, "eval_steps": 2, "eval_at_start": True, "log_batches": True}
@@ -614,7 +614,9 @@ def start_lora(folder, zero_stage, stop, checkpointing):
     return start(folder, zero_stage, {"stop_after_steps": stop, "logging_steps": 2}, **more)
 
 
-@pytest.mark.parametrize(("zero_stage", "checkpointing"), [(0, False), (1, False), (2, True), (3, False)])
+@pytest.mark.parametrize(
+    ("zero_stage", "checkpointing"), [(0, False), pytest.param(1, False, marks=pytest.mark.slow), (2, True), (3, False)]
+)
 def test_dropout_in_an_adapter_draws_what_it_would_have_drawn(tmp_path, zero_stage, checkpointing):
     whole = run_ranks(start_lora, 2, tmp_path, tmp_path / "whole", zero_stage, None, checkpointing)[0]
     run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, 1, checkpointing)

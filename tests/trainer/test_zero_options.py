@@ -118,7 +118,7 @@ def trained(tmp_path, folder, *starts):
 @pytest.mark.parametrize(
     ("zero_stage", "zero"),
     [
-        (1, ZeroOptions(adam_offload=True)),
+        pytest.param(1, ZeroOptions(adam_offload=True), marks=pytest.mark.slow),
         (2, ZeroOptions(adam_offload=True)),
         (3, ZeroOptions(adam_offload=True, param_offload=True, zpg=2)),
     ],
