@@ -5,7 +5,8 @@
 A random-weight Llama of 32M parameters, float32, the reference's log-probabilities cached. Useful FLOPs (see
 `openkto/trainer/flops.py`) over the seconds of a step, over the rate at which the same process multiplies matrices
 before and after that step: those of the model's own layers with the tokens of a large micro-batch, and large square
-ones, by torch's products and by those that training takes on a CPU. The best shape counts. The table is printed last.
+ones, by torch's products and by oneDNN's, which training takes on a CPU. The best shape counts. The tables are printed
+last.
 """
 
 import argparse
@@ -28,12 +29,17 @@ from openkto.models.onednn import linear
 
 TOKENS = 2048  # rows of the matrices, about a micro-batch
 SECONDS_A_SHAPE = 0.25
+WAYS = {"torch's": F.linear, "oneDNN's": linear}  # the second is what training takes on a CPU
 
 
 def matrix_rates(
-    shape: dict[str, int], dtype: torch.dtype, device: str, clock: Callable[[], float] = time.perf_counter
+    shape: dict[str, int],
+    dtype: torch.dtype,
+    device: str,
+    clock: Callable[[], float] = time.perf_counter,
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.linear,
 ) -> dict[str, float]:
-    """Return the FLOP/s of matrix products, by name; each the median of some, in the faster of two ways."""
+    """Return the FLOP/s of matrix products, by name; each the median of some."""
     hidden, inner, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
     products = {
         "attention's projections": (TOKENS, hidden, hidden),
@@ -47,17 +53,16 @@ def matrix_rates(
     for name, (rows, inside, columns) in products.items():
         left = torch.randn(rows, inside, dtype=dtype, device=device)
         right = torch.randn(columns, inside, dtype=dtype, device=device)
-        seconds = []
-        for multiply in (F.linear, linear):
-            turns: list[float] = []
-            while sum(turns) < SECONDS_A_SHAPE or len(turns) < 3:
-                started = clock()
-                multiply(left, right)
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                turns.append(clock() - started)
-            seconds.append(statistics.median(turns))
-        rates[f"{name} ({rows} x {inside} by {inside} x {columns})"] = 2 * rows * inside * columns / min(seconds)
+        seconds: list[float] = []
+        while sum(seconds) < SECONDS_A_SHAPE or len(seconds) < 3:
+            started = clock()
+            multiply(left, right)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(clock() - started)
+        rates[f"{name} ({rows} x {inside} by {inside} x {columns})"] = (
+            2 * rows * inside * columns / statistics.median(seconds)
+        )
     return rates
 
 
@@ -71,8 +76,13 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         rows, model = prepare(folder, args.rows, args.batch * (args.steps + 1), SMALL)
-        rates: list[dict[str, float]] = []
-        watch = StepWatch(clock=clock, between=lambda: rates.append(matrix_rates(SMALL, torch.float32, "cpu", clock)))
+        rates: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+
+        def measure() -> None:
+            for way, multiply in WAYS.items():
+                rates[way].append(matrix_rates(SMALL, torch.float32, "cpu", clock, multiply))
+
+        watch = StepWatch(clock=clock, between=measure)
         train.main([*run_flags(folder, model, rows, args.batch, args.max_len, args.steps + 1), *flags])
     print_tables(watch, rates, args.clock)
     sys.stdout.flush()
@@ -90,22 +100,18 @@ def run_flags(folder: Path, model: Path, rows: Path, batch: int, max_len: int, s
     ]  # fmt: skip
 
 
-def print_tables(watch: StepWatch, rates: list[dict[str, float]], clock: str) -> None:
-    """Print the rates, the use of the best of them, and the parts of the median step.
+def print_tables(watch: StepWatch, rates: dict[str, list[dict[str, float]]], clock: str) -> None:
+    """Print the rates, the use of the best of them, and the parts of the mean step.
 
     Args:
-        rates: after each step, the first one included, which is to warm up.
+        rates: by way of multiplying, after each step, the first one included, which is to warm up.
     """
-    median = {name: statistics.median(found[name] for found in rates) for name in rates[0]}
-    best = max(median, key=lambda name: median[name])
     steps = watch.steps[1:]
-    print("\n| product | GFLOP/s | least to most |\n| --- | --- | --- |")
-    for name, rate in median.items():
-        least, most = min(found[name] for found in rates), max(found[name] for found in rates)
-        print(f"| {name} | {rate / 1e9:.0f} | {least / 1e9:.0f} to {most / 1e9:.0f} |")
-    useful = [step["useful_flops"] / step["seconds"] for step in steps]
-    around = [(before[best] + after[best]) / 2 for before, after in pairwise(rates)]
-    shares = [rate / limit for rate, limit in zip(useful, around, strict=True)]
+    print(f"\n| product, GFLOP/s (least to most) | {' | '.join(rates)} |\n| --- |{' --- |' * len(rates)}")
+    for name in next(iter(rates.values()))[0]:
+        found = [sorted(turn[name] / 1e9 for turn in turns) for turns in rates.values()]
+        cells = [f"{statistics.median(own):.0f} ({own[0]:.0f} to {own[-1]:.0f})" for own in found]
+        print(f"| {name} | {' | '.join(cells)} |")
     seconds = sum(step["seconds"] for step in steps)
     print("\n| part of a step | seconds | share |\n| --- | --- | --- |")
     for part in PARTS:
@@ -117,11 +123,15 @@ def print_tables(watch: StepWatch, rates: list[dict[str, float]], clock: str) ->
     print(
         f"\n{len(steps)} steps of {steps[0]['rows']} rows, {statistics.mean(s['tokens'] for s in steps):.0f} matched "
         f"tokens each, padding {statistics.mean(s['padding'] for s in steps):.1%}; torch {torch.__version__}, "
-        f"{torch.get_num_threads()} threads, {clock} clock\n"
-        f"useful {statistics.median(useful) / 1e9:.1f} GFLOP/s of {statistics.median(around) / 1e9:.1f} ({best}): "
-        f"MFU {statistics.median(shares):.1%}, of single steps {', '.join(f'{share:.1%}' for share in shares)}"
+        f"{torch.get_num_threads()} threads, {clock} clock"
     )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    useful = [step["useful_flops"] / step["seconds"] for step in steps]
+    for way, turns in rates.items():
+        best = max(turns[0], key=lambda name: statistics.median(turn[name] for turn in turns))
+        around = [(before[best] + after[best]) / 2 for before, after in pairwise(turns)]
+        shares = [rate / limit for rate, limit in zip(useful, around, strict=True)]
+        print(
+            f"useful {statistics.median(useful) / 1e9:.1f} GFLOP/s of {way} {statistics.median(around) / 1e9:.1f} "
+            f"({best}): MFU {statistics.median(shares):.1%}, of single steps "
+            f"{', '.join(f'{share:.1%}' for share in shares)}"
+        )

@@ -6,6 +6,7 @@ transposed matrices, at which oneDNN is no faster. docs/speed.md has the figures
 Shapes:  N = rows of the left matrix (any leading dimensions), K = inner size, M = columns of the product.
 """
 
+import os
 import types
 from typing import Any
 
@@ -13,6 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+# oneDNN, and torch beside it, keep what they made for each shape, and each micro-batch has another number of tokens: by
+# default 1,024 of them, half a GiB. A micro-batch needs about ten. Read when the first product is made.
+for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_variable, "64")
 
 # One of torch's private operators; a build without it, or without oneDNN, multiplies as it always does.
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
