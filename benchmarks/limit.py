@@ -135,3 +135,7 @@ def print_tables(watch: StepWatch, rates: dict[str, list[dict[str, float]]], clo
             f"({best}): MFU {statistics.median(shares):.1%}, of single steps "
             f"{', '.join(f'{share:.1%}' for share in shares)}"
         )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
