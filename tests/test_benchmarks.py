@@ -27,6 +27,13 @@ def test_the_gpus_script_runs_on_a_cpu():
     assert "one step of 1B full, ZeRO 1" in done.stdout
 
 
+def test_every_script_starts_when_it_is_called():
+    scripts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
+    called = {path.name: text for path, text in scripts.items() if f"python -m benchmarks.{path.stem}" in text}
+    assert len(called) > 10
+    assert [name for name, text in called.items() if 'if __name__ == "__main__":' not in text] == []
+
+
 def test_drawn_rows_are_as_long_as_real_ones():
     assert [draw_length(PROMPT_LENGTHS, percent) for percent in (0, 50, 75, 100)] == [32, 524, 2138, 13353]
     assert draw_length(COMPLETION_LENGTHS, 62.5) == round((1054 * 2053) ** 0.5)

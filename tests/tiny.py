@@ -1,12 +1,14 @@
 """A tiny model, token rows without a tokenizer, and every loss written plainly from its definition, in float64."""
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from openkto.config import LOSSES_WITH_Z_REF
 from openkto.data.loader import KTODataLoader
@@ -188,6 +190,18 @@ class Oracle:
         logits = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
         tokens = logits.gather(-1, ids[0, 1:, None]).squeeze(-1)[len(prompt["prompt_ids"]) - 1 :]
         return tokens[torch.tensor(completion["completion_mask"])]
+
+
+class Count(TorchDispatchMode):
+    """Counts the operators that run: not those whose result selective checkpointing has kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.runs = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.runs[operator._schema.name] += 1
+        return operator(*args, **(kwargs or {}))
 
 
 def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro=8, lr=1e-3, steps=3, beta=0.1, **more):

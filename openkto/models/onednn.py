@@ -1,7 +1,7 @@
 """float32 products on a CPU through oneDNN, which is faster at them than MKL, the library that torch takes.
 
 torch's own linear layers ask oneDNN in half precision alone. The gradient of a weight stays torch's: a product of two
-transposed matrices, at which oneDNN is no faster. docs/speed.md has the figures.
+transposed matrices, at which oneDNN is no faster. `python -m benchmarks.limit` prints the rates of both.
 
 Shapes:  N = rows of the left matrix (any leading dimensions), K = inner size, M = columns of the product.
 """
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# oneDNN, and torch beside it, keep what they made for each shape, and each micro-batch has another number of tokens: by
-# default 1,024 of them, half a GiB. A micro-batch needs about ten. Read when the first product is made.
+# oneDNN, and torch beside it, keep the kernels of the last 1,024 shapes by default, and each micro-batch has another
+# number of tokens; it needs some ten of them. Read when the first product is made.
 for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_variable, "64")
 
@@ -47,7 +47,7 @@ def linear(left_NK: Tensor, right_MK: Tensor, bias_M: Tensor | None = None) -> T
 
 
 def _takes(left_NK: Tensor, right_MK: Tensor) -> bool:
-    """Whether this is a product for oneDNN; it checks no shapes, so others go where they are refused."""
+    """Whether this is a product for oneDNN, which checks no shapes: wrong ones are left for torch to refuse."""
     return (
         _ONEDNN is not None
         and left_NK.is_cpu
@@ -66,7 +66,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, input_NK: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
         needs_input, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(input_NK if needs_weight else None, weight_MK if needs_input else None)
-        return linear(input_NK, weight_MK, bias_M)
+        product_NM: Tensor = torch.ops.openkto.product(input_NK, weight_MK, bias_M)
+        return product_NM
 
     @staticmethod
     @once_differentiable

@@ -5,22 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from openkto.models import onednn
 from openkto.models.onednn import linear, use_onednn
-
-
-class Operators(TorchDispatchMode):
-    """Notes what runs, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.names.append(operator._schema.name)
-        return operator(*args, **(kwargs or {}))
+from tests.tiny import Count
 
 
 def layers(*, bias=True, inside=48, outside=80):
@@ -48,10 +36,10 @@ def test_values_and_gradients_are_torchs(shape, bias):
 
 def test_it_is_onednn_that_multiplies():
     _, fast = layers()
-    with Operators() as seen:
+    with Count() as seen:
         fast(torch.randn(4, 48, requires_grad=True)).sum().backward()
-    assert seen.names.count("openkto::product") == 2  # the result, and the gradient of the input
-    assert seen.names.count("aten::mm") == 1  # that of the weight
+    assert seen.runs["openkto::product"] == 2  # the result, and the gradient of the input
+    assert seen.runs["aten::mm"] == 1  # that of the weight
 
 
 def test_a_frozen_layer_keeps_no_input_and_computes_no_gradient_of_its_own():
@@ -61,9 +49,9 @@ def test_a_frozen_layer_keeps_no_input_and_computes_no_gradient_of_its_own():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape) or tensor, lambda x: x):
         result = fast(torch.randn(4, 48, requires_grad=True))
     assert kept == [(80, 48)]
-    with Operators() as seen:
+    with Count() as seen:
         result.sum().backward()
-    assert "aten::mm" not in seen.names
+    assert "aten::mm" not in seen.runs
     assert fast.weight.grad is None
 
 
@@ -77,9 +65,9 @@ def test_other_layers_are_torchs(case, monkeypatch):
     layer = layer.to(torch.bfloat16) if case == "half" else layer
     use_onednn(layer)
     inputs = torch.randn(4, 48, dtype=torch.bfloat16 if case == "half" else torch.float32)
-    with Operators() as seen, torch.autocast("cpu", dtype=torch.bfloat16, enabled=case == "autocast"):
+    with Count() as seen, torch.autocast("cpu", dtype=torch.bfloat16, enabled=case == "autocast"):
         result = layer(inputs)
-    assert "openkto::product" not in seen.names
+    assert "openkto::product" not in seen.runs
     assert result.dtype == (torch.bfloat16 if case in ("half", "autocast") else torch.float32)
 
 

@@ -1,16 +1,14 @@
 """Recomputed activations and compiled layers change when things are computed, not what."""
 
 import os
-from collections import Counter
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from openkto.config import LoraConfig
 from openkto.models import Actor
 from tests.ranks import run_ranks
-from tests.tiny import tiny_llama
+from tests.tiny import Count, tiny_llama
 from tests.trainer.test_invariance import MIXED, assert_same, train
 
 IDS_BT = torch.arange(3, 51).view(4, 12)
@@ -40,29 +38,20 @@ def test_gradients_are_those_without_recomputation(how, lora):
     assert_alike(gradients(lora=lora), gradients(lora=lora, gradient_checkpointing=how))
 
 
-class Count(TorchDispatchMode):
-    """Counts the operators that run: not those whose result selective checkpointing has kept."""
-
-    def __init__(self):
-        super().__init__()
-        self.runs = Counter()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.runs[operator._schema.name] += 1
-        return operator(*args, **(kwargs or {}))
-
-
-def runs(how):
+def runs(how, product):
     """Return how often a forward and backward run a product, attention and SiLU."""
     actor = Actor(tiny_llama(), gradient_checkpointing=how).train()
+    if product == "openkto::product":
+        actor.run_on(torch.device("cpu"))
     with Count() as count:
         actor(IDS_BT, torch.ones_like(IDS_BT), MASK_BT).log_prob_B.sum().backward()
     attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    return tuple(count.runs[name] for name in ("aten::mm", attention, "aten::silu"))
+    return tuple(count.runs[name] for name in (product, attention, "aten::silu"))
 
 
-def test_selective_runs_no_product_and_no_attention_again_but_what_is_cheap():
-    none, whole, selective = (runs(how) for how in (False, True, "selective"))
+@pytest.mark.parametrize("product", ["aten::mm", "openkto::product"])
+def test_selective_runs_no_product_and_no_attention_again_but_what_is_cheap(product):
+    none, whole, selective = (runs(how, product) for how in (False, True, "selective"))
     assert selective == (none[0], none[1], 2 * none[2])
     assert whole[0] > none[0]
     assert (whole[1], whole[2]) == (2 * none[1], 2 * none[2])
