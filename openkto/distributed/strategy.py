@@ -30,6 +30,7 @@ from openkto.distributed.ds_config import (
     merge_user_config,
 )
 from openkto.distributed.gather import whole_shape
+from openkto.distributed.heap import give_back_free_pages
 from openkto.distributed.launch import start_process
 from openkto.distributed.mesh import Mesh, make_mesh
 from openkto.distributed.sequence_parallel import SharedTokens
@@ -345,6 +346,8 @@ class DeepspeedStrategy:
         engine.set_gradient_accumulation_boundary(is_last)
         averaged_over = self.data_size if self.mesh.cut == "weights" else self.world_size
         engine.backward(loss * averaged_over, scale_wrt_gas=False)
+        if self.device.type == "cpu":
+            give_back_free_pages()
 
     def step(self, engine: Any) -> StepResult:
         """Clip, update and clear the gradients.

@@ -216,7 +216,7 @@ def packed_attention(
         bounds, longest = cu_seq_lens_q, max_length_q
         out_PAD = _in_one_kernel(query_PAD, key_PGD, value_PGD, bounds, longest, scaling, sliding_window)
     else:
-        out_PAD = _row_by_row(query_PAD, key_PGD, value_PGD, cu_seq_lens_q.tolist(), scaling, sliding_window)
+        out_PAD = _row_by_row(query_PAD, key_PGD, value_PGD, cu_seq_lens_q, scaling, sliding_window)
     return out_PAD.reshape(batch, length, *out_PAD.shape[1:]), None
 
 
@@ -267,17 +267,18 @@ def _widened(heads: Tensor, size: int) -> Tensor:
     return heads if heads.shape[-1] == size else F.pad(heads, (0, size - heads.shape[-1]))
 
 
+@torch.compiler.disable  # which would compile it again for every number of rows
 def _row_by_row(
     query_PAD: Tensor,
     key_PGD: Tensor,
     value_PGD: Tensor,
-    bounds: list[int],
+    bounds: Tensor,
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
     rows = []
     is_grouped = query_PAD.shape[1] != key_PGD.shape[1]
-    lengths = [end - start for start, end in pairwise(bounds)]
+    lengths = [end - start for start, end in pairwise(bounds.tolist())]
     # Split, since the gradients of slices would each be as long as the whole.
     split = (heads.split(lengths) for heads in (query_PAD, key_PGD, value_PGD))
     for length, *own in zip(lengths, *split, strict=True):
