@@ -1,6 +1,8 @@
 """FLOPs that a program really computes, as torch counts them: padding, recomputation and unneeded forwards included."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,8 +30,12 @@ def _sdpa_backward(
     return sdpa_backward_flop_count(grad, query, key, value) * (0.5 if is_causal else 1.0)
 
 
-def counter() -> FlopCounterMode:
-    """Return a counter that knows the products which torch's own leaves out: a CPU's attention, addmm in place."""
+@contextmanager
+def counter() -> Iterator[FlopCounterMode]:
+    """Give a counter that knows the products which torch's own leaves out: a CPU's attention, addmm in place.
+
+    What is compiled runs as it was written meanwhile; no counter sees into it.
+    """
     kernel, backward = (
         aten._scaled_dot_product_flash_attention_for_cpu,
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
@@ -37,4 +43,5 @@ def counter() -> FlopCounterMode:
     known: dict[Any, Any] = {aten.addmm_: _addmm, kernel: _sdpa, backward: _sdpa_backward}
     if hasattr(torch.ops.openkto, "product"):  # in a process of ours
         known[torch.ops.openkto.product] = _product
-    return FlopCounterMode(display=False, custom_mapping=known)
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False, custom_mapping=known) as flops:
+        yield flops

@@ -6,9 +6,9 @@ A random-weight Llama of 32M parameters in float32 on a CPU. Each side is a proc
 rows in the same order, so that step for step both see the same global batch. TRL runs as it comes (its defaults, but
 for the precision), and at its best: the reference's log-probabilities precomputed, no gradient checkpointing, and the
 batch size of a device that a short trial finds fastest; it has no packing and no grouping by length for KTO.
-`--sides` takes others: TRL at its best but for the device's batch, which is its default of 8; TRL with the rows of each
-global batch sorted by length beforehand, which is no setting of its own but anybody's to do; and OpenKTO with the
-reference in the loop.
+`--sides` takes others: both with their layers compiled by torch.compile; TRL at its best but for the device's batch,
+which is its default of 8; TRL with the rows of each global batch sorted by length beforehand, which is no setting of its
+own but anybody's to do; and OpenKTO with the reference in the loop.
 
 TRL is installed into a virtual environment of its own, which sees the packages of this one, so torch and transformers
 are the same. FLOPs are those that torch counts in the last step, which is not timed. The table is printed last.
@@ -35,12 +35,15 @@ TRL = "1.16.0"
 ROOT = Path(__file__).parent.parent
 AS_IT_COMES: dict[str, Any] = {}
 AT_ITS_BEST = {"precompute_ref_log_probs": True, "gradient_checkpointing": False}
+MORE = {"openkto-compiled": ["--torch_compile"], "openkto-model": ["--ref_mode", "model"]}
 PER_DEVICE_DEFAULT = 8  # of transformers' TrainingArguments
 SIDES = {
     "openkto": "OpenKTO",
+    "openkto-compiled": "OpenKTO, compiled",
     "openkto-model": "OpenKTO, reference in the loop",
     "trl": "TRL, as it comes",
     "trl-best": "TRL, at its best",
+    "trl-best-compiled": "the same, compiled",
     "trl-best-8": "the same, 8 rows at a time",
     "trl-sorted": "the same, rows of a batch sorted",
 }
@@ -59,7 +62,7 @@ def main(argv: list[str]) -> None:
     python = install_trl(args.venv)
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Comparison(Path(scratch), args, flags, python)
-        if any(side in args.sides for side in ("trl-best", "trl-sorted")):
+        if any(side in args.sides for side in ("trl-best", "trl-best-compiled", "trl-sorted")):
             comparison.find_best_batch(args.trl_batch)
         results: dict[str, list[Result]] = {side: [] for side in args.sides}
         for number in range(args.rounds):
@@ -134,9 +137,8 @@ class Comparison:
         flags = run_flags(
             folder, self.model, self.folder / "rows.jsonl", self.args.batch, self.args.max_len, self.steps
         )
-        if side == "openkto-model":
-            flags += ["--ref_mode", "model"]
-        return self._spawn(sys.executable, "benchmarks.vs_trl_ours", folder, {"flags": [*flags, *self.flags]})
+        flags += [*MORE.get(side, []), *self.flags]
+        return self._spawn(sys.executable, "benchmarks.vs_trl_ours", folder, {"flags": flags})
 
     def _theirs(self, side: str, steps: int) -> Result:
         self.runs += 1
@@ -150,7 +152,7 @@ class Comparison:
             "folder": str(folder), "rows": str(write_rows(folder / "rows.jsonl", rows)), "model": str(self.model),
             "batch": batch, "max_len": self.args.max_len, "dtype": "fp32", "version": TRL,
             "per_device": min(PER_DEVICE_DEFAULT if side in ("trl", "trl-best-8") else self.per_device, batch),
-            "more": AS_IT_COMES if side == "trl" else AT_ITS_BEST,
+            "more": AS_IT_COMES if side == "trl" else AT_ITS_BEST | {"torch_compile": side == "trl-best-compiled"},
         }  # fmt: skip
         return self._spawn(self.python, "benchmarks.vs_trl_theirs", folder, settings, steps)
 
