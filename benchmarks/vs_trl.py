@@ -7,8 +7,8 @@ rows in the same order, so that step for step both see the same global batch. TR
 for the precision), and at its best: the reference's log-probabilities precomputed, no gradient checkpointing, and the
 batch size of a device that a short trial finds fastest; it has no packing and no grouping by length for KTO.
 `--sides` takes others: both with their layers compiled by torch.compile; TRL at its best but for the device's batch,
-which is its default of 8; TRL with the rows of each global batch sorted by length beforehand, which is no setting of its
-own but anybody's to do; and OpenKTO with the reference in the loop.
+which is its default of 8; TRL with the rows of each global batch sorted by length beforehand, which is no setting of
+its own but anybody's to do; and OpenKTO with the reference in the loop.
 
 TRL is installed into a virtual environment of its own, which sees the packages of this one, so torch and transformers
 are the same. FLOPs are those that torch counts in the last step, which is not timed. The table is printed last.

@@ -1,6 +1,9 @@
 """Linear layers through oneDNN: torch's own numbers, by the operator that is meant to compute them, and no others."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -88,3 +91,25 @@ def test_a_compiler_need_not_run_it_to_know_its_shape():
     left, right, bias = torch.randn(2, 3, 48), torch.randn(80, 48), torch.randn(80)
     fake(torch.ops.openkto.product.default, (left, right, bias), test_utils=("test_schema", "test_faketensor"))
     assert linear(left, right, bias).shape == (2, 3, 80)
+
+
+@pytest.mark.parametrize(("capacity", "is_made_again"), [(None, True), ("1024", False)], ids=["own", "the user's"])
+def test_kernels_of_many_token_counts_are_not_all_kept(capacity, is_made_again):
+    """oneDNN says when it makes a kernel; the last product has the shape of the first, 100 others between them."""
+    code = f"""
+import runpy, torch
+linear = runpy.run_path({onednn.__file__!r})["linear"]
+for rows in [*range(2, 103), 2]:
+    print("product", flush=True)
+    linear(torch.ones(rows, 8), torch.ones(16, 8))
+"""
+    environment = os.environ | {"ONEDNN_VERBOSE": "profile_create"}
+    for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        environment.pop(variable, None)
+        if capacity is not None:
+            environment[variable] = capacity
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    products = done.stdout.split("product\n")[1:]
+    assert len(products) == 102
+    assert "cache_miss" in products[0]
+    assert ("cache_miss" in products[-1]) == is_made_again
