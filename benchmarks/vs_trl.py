@@ -35,7 +35,6 @@ TRL = "1.16.0"
 ROOT = Path(__file__).parent.parent
 AS_IT_COMES: dict[str, Any] = {}
 AT_ITS_BEST = {"precompute_ref_log_probs": True, "gradient_checkpointing": False}
-MORE = {"openkto-compiled": ["--torch_compile"], "openkto-model": ["--ref_mode", "model"]}
 PER_DEVICE_DEFAULT = 8  # of transformers' TrainingArguments
 SIDES = {
     "openkto": "OpenKTO",
@@ -47,6 +46,15 @@ SIDES = {
     "trl-best-8": "the same, 8 rows at a time",
     "trl-sorted": "the same, rows of a batch sorted",
 }
+# What a side adds to the command line, or sets in TRL's configuration.
+FLAGS: dict[str, list[str]] = {
+    "openkto": [], "openkto-compiled": ["--torch_compile"], "openkto-model": ["--ref_mode", "model"]
+}  # fmt: skip
+SETTINGS = {
+    "trl": AS_IT_COMES, "trl-best": AT_ITS_BEST, "trl-best-compiled": AT_ITS_BEST | {"torch_compile": True},
+    "trl-best-8": AT_ITS_BEST, "trl-sorted": AT_ITS_BEST,
+}  # fmt: skip
+WITH_BEST_BATCH = ("trl-best", "trl-best-compiled", "trl-sorted")  # the others take the default one
 Result = dict[str, Any]
 
 
@@ -62,7 +70,7 @@ def main(argv: list[str]) -> None:
     python = install_trl(args.venv)
     with tempfile.TemporaryDirectory() as scratch:
         comparison = Comparison(Path(scratch), args, flags, python)
-        if any(side in args.sides for side in ("trl-best", "trl-best-compiled", "trl-sorted")):
+        if any(side in args.sides for side in WITH_BEST_BATCH):
             comparison.find_best_batch(args.trl_batch)
         results: dict[str, list[Result]] = {side: [] for side in args.sides}
         for number in range(args.rounds):
@@ -128,7 +136,7 @@ class Comparison:
 
     def run(self, side: str) -> Result:
         """Train with one side once and return what it saw."""
-        return self._ours(side) if side.startswith("openkto") else self._theirs(side, self.steps)
+        return self._ours(side) if side in FLAGS else self._theirs(side, self.steps)
 
     def _ours(self, side: str) -> Result:
         self.runs += 1
@@ -137,7 +145,7 @@ class Comparison:
         flags = run_flags(
             folder, self.model, self.folder / "rows.jsonl", self.args.batch, self.args.max_len, self.steps
         )
-        flags += [*MORE.get(side, []), *self.flags]
+        flags += [*FLAGS[side], *self.flags]
         return self._spawn(sys.executable, "benchmarks.vs_trl_ours", folder, {"flags": flags})
 
     def _theirs(self, side: str, steps: int) -> Result:
@@ -151,8 +159,8 @@ class Comparison:
         settings = {
             "folder": str(folder), "rows": str(write_rows(folder / "rows.jsonl", rows)), "model": str(self.model),
             "batch": batch, "max_len": self.args.max_len, "dtype": "fp32", "version": TRL,
-            "per_device": min(PER_DEVICE_DEFAULT if side in ("trl", "trl-best-8") else self.per_device, batch),
-            "more": AS_IT_COMES if side == "trl" else AT_ITS_BEST | {"torch_compile": side == "trl-best-compiled"},
+            "per_device": min(self.per_device if side in WITH_BEST_BATCH else PER_DEVICE_DEFAULT, batch),
+            "more": SETTINGS[side],
         }  # fmt: skip
         return self._spawn(self.python, "benchmarks.vs_trl_theirs", folder, settings, steps)
 

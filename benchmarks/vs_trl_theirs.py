@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,17 @@ class Watch(transformers.TrainerCallback):
         self.began = self.last = 0.0
         self.seconds: list[float] = []
         self.peak_gib: list[float] = []
-        self.counting = counter()
-        self.computed_flops = 0.0
+        self.counting = ExitStack()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:
             self.began, self.last = time.time(), self.clock()
         if state.global_step + 1 == self.counted_step:
-            self.flops = self.counting.__enter__()
+            self.flops = self.counting.enter_context(counter())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self.counted_step:
-            self.computed_flops = self.flops.get_total_flops()
-            self.counting.__exit__(None, None, None)
+            self.counting.close()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = self.clock()
@@ -92,7 +91,7 @@ def main(settings: dict[str, Any]) -> None:
         "seconds": watch.seconds,
         "peak_gib": watch.peak_gib,
         "base_gib": base_gib,
-        "computed_flops": watch.computed_flops,
+        "computed_flops": watch.flops.get_total_flops(),
         "versions": f"trl {settings['version']}, transformers {transformers.__version__}, torch {torch.__version__}",
     }
     Path(settings["result"]).write_text(json.dumps(result), encoding="utf-8")

@@ -3,14 +3,8 @@
 import ctypes
 from collections.abc import Callable
 
-
-def _find_trim() -> Callable[[int], int] | None:
-    """Return glibc's malloc_trim; other C libraries have none."""
-    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim
-
-
-_TRIM = _find_trim()
+# glibc's; other C libraries have none.
+_TRIM: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def give_back_free_pages() -> None:

@@ -1,7 +1,7 @@
 """float32 products on a CPU through oneDNN, which is faster at them than MKL, the library that torch takes.
 
-torch's own linear layers ask oneDNN in half precision alone. The gradient of a weight stays torch's: a product of two
-transposed matrices, at which oneDNN is no faster. `python -m benchmarks.limit` prints the rates of both.
+torch's own linear layers ask oneDNN in half precision alone. `python -m benchmarks.limit` prints the rates of both. The
+gradient of a weight, a product of two transposed matrices, stays torch's.
 
 Shapes:  N = rows of the left matrix (any leading dimensions), K = inner size, M = columns of the product.
 """
