@@ -245,7 +245,11 @@ class OptimConfig:
         default_text="1e-6, with LoRA 1e-5",
         openrlhf="1e-5",
     )
-    lr_scheduler: str = option("cosine_with_min_lr", "the schedule, by its name in transformers", choices=LR_SCHEDULERS)
+    lr_scheduler: str = option(
+        "cosine_with_min_lr",
+        "the schedule, by its name in transformers; linear, cosine and cosine_with_restarts end in a step at rate 0",
+        choices=LR_SCHEDULERS,
+    )
     lr_warmup_ratio: float = option(
         0.03, "warm-up, in which the learning rate rises from 0", "share of all steps", at_least=0, below=1
     )

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
@@ -16,15 +17,17 @@ def create_scheduler(
     """Return transformers' schedule of that name; the floor serves the schedules that have one.
 
     The trainer reads step t's rate, counted from 1, at t: warm-up gives t / warmup_steps, the last step the final
-    value.
+    value, which is 0 with `linear` and the cosines without a floor. A run that is all warm-up ends at the full rate.
 
     Raises:
         ConfigError: the schedule is no function of the step.
     """
     warmup_steps = math.ceil(total_steps * warmup_ratio)
+    if name == "cosine_warmup_with_min_lr":
+        # Without a rate to begin warm-up at, it is the same curve, but read a step ahead: it would rise at the end.
+        name = "cosine_with_min_lr"
     floor: dict[str, dict[str, Any]] = {
         "cosine_with_min_lr": {"min_lr_rate": min_lr_ratio},
-        "cosine_warmup_with_min_lr": {"min_lr_rate": min_lr_ratio},
         "polynomial": {"lr_end": min_lr_ratio * optimizer.defaults["lr"]},
         "warmup_stable_decay": {
             "num_decay_steps": max(1, (total_steps - warmup_steps) // 10),
@@ -35,7 +38,8 @@ def create_scheduler(
         name,
         optimizer,
         num_warmup_steps=warmup_steps,
-        num_training_steps=total_steps,
+        # `polynomial` divides by the steps after warm-up, and `linear` takes step t of t for its end.
+        num_training_steps=max(total_steps, warmup_steps + 1),
         scheduler_specific_kwargs=floor.get(name),
     )
     if not isinstance(scheduler, LambdaLR):
@@ -51,3 +55,14 @@ def total_steps(steps_per_epoch: int, max_epochs: int, max_steps: int | None) ->
 def learning_rates(scheduler: LambdaLR, update: int) -> list[float]:
     """Return each parameter group's learning rate in that update, counted from 1."""
     return [float(base * factor(update)) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+
+
+def rates_of_run(
+    learning_rate: float, name: str, *, total_steps: int, warmup_ratio: float = 0.0, min_lr_ratio: float = 0.1
+) -> list[float]:
+    """Return the learning rate of each step of a run, the first first: what `create_scheduler` will give, unmade."""
+    optimizer = SGD([torch.zeros(1)], lr=learning_rate)
+    scheduler = create_scheduler(
+        optimizer, name, total_steps=total_steps, warmup_ratio=warmup_ratio, min_lr_ratio=min_lr_ratio
+    )
+    return [learning_rates(scheduler, step)[0] for step in range(1, total_steps + 1)]
