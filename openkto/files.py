@@ -1,11 +1,24 @@
-"""What is done with files in more than one place: read in blocks, hashed, put on the disk past all caches."""
+"""What is done with files in more than one place: read in blocks, hashed, put on the disk past all caches.
 
+What is written under another name first has one that says who writes it (`scratch_name`), so that a later start can
+tell what a killed writer left (`delete_leftovers`).
+"""
+
+import contextlib
 import hashlib
 import os
+import re
+import shutil
+import socket
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 BLOCK_BYTES = 2**20
+SCRATCH_NAME = re.compile(r".+\.(?P<host>[^.]+)\.(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}\.part")
+# What another machine's process may still be writing is left alone for so long after its last change.
+SECONDS_OF_A_STRANGER = 24 * 3600.0
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -38,3 +51,55 @@ def write_flushed(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+# ---- what killed writers leave ---------------------------------------------------------------------------------------
+
+
+def scratch_name(stem: str) -> str:
+    """Return a new name to write under; what is complete is then renamed to its own."""
+    pid = os.getpid()
+    return f"{stem}.{_this_host()}.{pid}-{_start_of(pid) or 0}-{uuid.uuid4().hex[:8]}.part"
+
+
+def delete_leftovers(folder: Path) -> None:
+    """Delete what killed writers left in a folder under a `scratch_name`; what cannot be deleted stays."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            found = SCRATCH_NAME.fullmatch(path.name)
+            if found is not None and not _may_be_written(path, found):
+                delete(path)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, or a folder with all that is in it; what cannot be deleted stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _may_be_written(path: Path, name: re.Match[str]) -> bool:
+    """Whether the writer of a scratch file lives, or may live, as processes of other machines cannot be asked after."""
+    if name["host"] == _this_host():
+        return _start_of(int(name["pid"])) == int(name["start"])
+    changes = [path.lstat().st_mtime, *(inner.lstat().st_mtime for inner in path.rglob("*"))]
+    return time.time() - max(changes) < SECONDS_OF_A_STRANGER
+
+
+def _this_host() -> str:
+    """Return a name for this machine's processes; those of a container have numbers of their own."""
+    try:
+        numbers_of = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # no Linux
+        numbers_of = 0
+    return f"{socket.gethostname().replace('.', '_')}-{numbers_of}"
+
+
+def _start_of(pid: int) -> int | None:
+    """Return when a process of this machine started, in clock ticks since the machine did; None where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
