@@ -42,7 +42,8 @@ def page() -> str:
         lines.append("")
     lines += ["## This start of the program\n", "Flags alone, not part of the run and not in `run.yaml`.\n", header]
     options = [item for item in dataclasses.fields(RunOptions) if item.metadata]
-    lines += [row(item, "evaluate" if item.name == "output" else "both") for item in options]
+    one = {"output": "evaluate", "openrlhf_defaults": "train"}
+    lines += [row(item, one.get(item.name, "both")) for item in options]
     lines += ["", "## What differs from OpenRLHF 0.9\n"]
     lines += ["Its 65 flags keep their names and meaning; these defaults are others.\n"]
     lines += ["| flag | OpenRLHF | here |", "| --- | --- | --- |"]

@@ -6,6 +6,7 @@ from openkto import __version__
 from openkto.commands import convert_checkpoint, evaluate, merge_lora, precompute_reference, train
 from openkto.commands.run import run_and_exit
 from openkto.errors import ConfigError
+from openkto.flags import DESCRIPTIONS
 
 COMMANDS = {
     "train": train.main,
@@ -27,7 +28,7 @@ def dispatch(argv: list[str]) -> None:
     launcher = [word for word in argv[:1] if word.startswith("--local_rank")]
     words = argv[len(launcher) :]
     if not words or words[0] in ("-h", "--help"):
-        print(f"usage: openkto {{{','.join(COMMANDS)}}} [flags]; openkto <command> --help lists the flags")
+        print(overview())
         return
     if words[0] == "--version":
         print(f"openkto {__version__}")
@@ -37,6 +38,15 @@ def dispatch(argv: list[str]) -> None:
             f"openkto: the command must be one of {', '.join(COMMANDS)}; got {words[0]}. Name one of them."
         )
     COMMANDS[words[0]](launcher + words[1:])
+
+
+def overview() -> str:
+    """Return what `openkto --help` shows: a line a command."""
+    width = max(map(len, DESCRIPTIONS))
+    lines = [f"  {name.ljust(width)}  {text.partition('. ')[0].rstrip('.')}." for name, text in DESCRIPTIONS.items()]
+    head = "usage: openkto COMMAND [--flag value ...]; openkto COMMAND --help lists its flags."
+    check = "openkto train ... --check reads the configuration and all rows, says what it found, and trains nothing."
+    return "\n".join([head, "", *lines, "", check])
 
 
 def main() -> None:

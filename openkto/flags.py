@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from openkto import __version__
 from openkto.checks import check
 from openkto.config import SECTIONS, Option, RunConfig, default_text, from_flat, option, settings
 from openkto.errors import ConfigError
+from openkto.foreign_flags import advice_on
 from openkto.values import Given, Raw, convert, is_list, kind_of, rule
 
 Command = Literal["train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
@@ -32,6 +32,17 @@ REQUIRED: dict[Command, tuple[str, ...]] = {
     "evaluate": ("pretrain", "eval_dataset"),
     "merge_lora": ("pretrain", "save_path"),
     "convert_checkpoint": ("load_checkpoint", "pretrain", "save_path"),
+}
+
+# What each command does, in `openkto --help` and in its own.
+DESCRIPTIONS: dict[Command, str] = {
+    "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
+    "precompute_reference": "Compute what a training run asks of its reference, so that --ref_mode cached finds it "
+    "done. Takes the run's own flags.",
+    "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
+    "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
+    "convert_checkpoint": "Write the model, or adapter, of a checkpoint (--load_checkpoint) to --save_path. --pretrain "
+    "is what training started from: its configuration, tokenizer and frozen weights are taken.",
 }
 
 USAGE = {
@@ -64,29 +75,15 @@ TRAIN_ONLY = (
     | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
     | {"gradient_checkpointing_use_reentrant", "ref_cache_dir", "adam_offload", "grad_accum_dtype", "overlap_comm"}
     | {"ref_sync_steps", "ref_sync_alpha", "param_offload", "offload_nvme_path", "reduce_bucket_size"}
-    | {"zero_quantized_gradients", "torch_compile", "deepcompile"}
+    | {"zero_quantized_gradients", "torch_compile", "deepcompile", "openrlhf_defaults"}
 )
 
 # All that the commands take which make one folder out of another.
 MERGE = {"pretrain", "save_path", "export_dtype", "trust_remote_code", "disable_fast_tokenizer", "config", "debug"}
 ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint"}}
 
-# What other programs, and older OpenRLHF, call a setting that has another name here.
-OTHER_NAMES = {
-    "lr": "learning_rate",
-    "flash_attn": "attn_implementation",
-    "bf16": "param_dtype",
-    "fp16": "param_dtype",
-    "model_name_or_path": "pretrain",
-    "output_dir": "save_path",
-    "num_train_epochs": "max_epochs",
-    "packing_samples": "packing",
-    "per_device_train_batch_size": "micro_train_batch_size",
-    "weight_decay": "l2",
-    "max_grad_norm": "max_norm",
-    "ds_tensor_parallel_size": "tensor_parallel_size",
-    "ring_attn_size": "sequence_parallel_size",
-}
+# What all of OpenRLHF's scripts spell out: whoever comes with one wants to know which defaults are others here.
+OPENRLHF_SCRIPT = {"save_steps", "logging_steps", "eval_steps"}
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,11 @@ class RunOptions:
     check: bool = option(False, "check the configuration and the data, and end")
     preview: int = option(0, "print so many rows of each class as the model sees them, and end", "rows", at_least=0)
     debug: bool = option(False, "show the traceback of an error")
+    openrlhf_defaults: bool = option(
+        False,
+        "list the defaults that differ from OpenRLHF's and were not given, as is done for its own scripts",
+        default_text="off, or on beside --save_steps, --logging_steps and --eval_steps",
+    )
     output: str | None = option(
         None, "JSON file with the results", default_text="<save_path>/evaluation.json", is_path=True
     )
@@ -115,6 +117,8 @@ def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
     flags = _read_flags(argv, command)
     option_fields = {item.name: item for item in dataclasses.fields(RunOptions) if item.metadata}
     options = {name: convert(option_fields[name], flags.pop(name)) for name in option_fields if name in flags}
+    if flags.keys() >= OPENRLHF_SCRIPT or "use_ds_universal_ckpt" in flags:
+        options.setdefault("openrlhf_defaults", True)
     given = (_read_yaml(options["config"]) if "config" in options else {}) | flags
     known = settings()
     values = {name: convert(known[name], one) for name, one in given.items()}
@@ -156,15 +160,7 @@ def _parser(command: Command) -> ArgumentParser:
         prog=f"openkto {command}",
         usage=f"openkto {command} [--config FILE] "
         f"{' '.join(f'[--{name} {USAGE[name]}]' for name in REQUIRED[command])} [--flag value ...]",
-        description={
-            "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
-            "precompute_reference": "Compute what a training run asks of its reference, so that --ref_mode cached "
-            "finds it done. Takes the run's own flags.",
-            "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
-            "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
-            "convert_checkpoint": "Write the model, or adapter, of a checkpoint (--load_checkpoint) to --save_path. "
-            "--pretrain is what training started from: its configuration, tokenizer and frozen weights are taken.",
-        }[command],
+        description=DESCRIPTIONS[command],
         epilog="A boolean flag may stand alone or be followed by true or false. Every setting is also a key in YAML.",
         version=__version__,
         exit_on_error=False,
@@ -199,7 +195,9 @@ def _offered(command: Command) -> set[str]:
     if command in ALL_OF:
         return ALL_OF[command]
     names = settings().keys() | {item.name for item in dataclasses.fields(RunOptions) if item.metadata}
-    return names - ({"output"} if command in ("train", "precompute_reference") else TRAIN_ONLY)
+    if command == "evaluate":
+        return names - TRAIN_ONLY
+    return names - ({"output"} if command == "train" else {"output", "openrlhf_defaults"})
 
 
 def _check_names(argv: list[str], command: Command) -> None:
@@ -218,20 +216,12 @@ def _check_names(argv: list[str], command: Command) -> None:
             raise ConfigError(f"{dashed}: belongs to {other}; got it for {command}. Leave it out.")
         if name not in offered or not token.startswith("--"):
             raise ConfigError(
-                f"{dashed}: must be a flag of openkto {command}; got an unknown one. {_right_name(name, offered, '--')}"
+                f"{dashed}: must be a flag of openkto {command}; got an unknown one. {advice_on(name, offered)}"
             )
         if name in seen and name in {*lists, "config"}:
             cure = "Put all its values after one." if name in lists else "Give one file."
             raise ConfigError(f"{dashed}: may stand once; got it twice. {cure}")
         seen.add(name)
-
-
-def _right_name(name: str, known: set[str], dashes: str = "") -> str:
-    """Return the sentence with the name that was meant."""
-    name = name.lower().replace("-", "_")
-    if OTHER_NAMES.get(name) in known:
-        return f"Its name here is {dashes}{OTHER_NAMES[name]}."
-    return f"The nearest is {dashes}{difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]}."
 
 
 def _read_yaml(path: str) -> dict[str, Given]:
@@ -264,7 +254,8 @@ def _read_yaml(path: str) -> dict[str, Given]:
                 f"{place}: must be a setting; got a section. Write its settings without it: names are flat."
             )
         if key not in known:
-            raise ConfigError(f"{place}: must be a setting; got an unknown name. {_right_name(key, known)}")
+            advice = advice_on(key, known, as_keys=True)
+            raise ConfigError(f"{place}: must be a setting; got an unknown name. {advice}")
         if key in found:
             line = key_node.start_mark.line + 1
             raise ConfigError(f"{path}:{line}: a key may stand once; got {key!r} again. Keep one of the two.")

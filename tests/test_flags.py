@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openkto.config import settings
+from openkto.__main__ import COMMANDS, overview
 from openkto.errors import ConfigError
-from openkto.flags import OTHER_NAMES, parse
+from openkto.flags import parse
 
 NEEDED = ["--pretrain", "m", "--dataset", "rows.jsonl"]
 
@@ -167,7 +167,7 @@ SENTENCES = [
      " Correct it, or leave it out."),
     ("--flash_attn", "--flash_attn: must be a flag of openkto train; got an unknown one. Its name here is "
      "--attn_implementation."),
-    ("--bf16", "--bf16: must be a flag of openkto train; got an unknown one. Its name here is --param_dtype."),
+    ("--bf16", "--bf16: must be a flag of openkto train; got an unknown one. Pass --param_dtype bf16."),
     ("--weight-decay 0", "--weight-decay: must be a flag of openkto train; got an unknown one. Its name here is --l2."),
     ("--packing_samples",
      "--packing_samples: must be a flag of openkto train; got an unknown one. Its name here is --packing."),
@@ -329,11 +329,19 @@ def test_evaluate_refuses_flags_of_training():
     )
 
 
-def test_other_programs_names_lead_to_settings_of_ours():
-    assert set(OTHER_NAMES.values()) <= settings().keys()
-    assert not OTHER_NAMES.keys() & settings().keys()
-    needed = ["--pretrain", "m", "--eval_dataset", "x"]
-    assert "Its name here is --l2" not in refusal("--weight_decay", "0", needed=needed, command="evaluate")
+@pytest.mark.parametrize(
+    ("flags", "is_said"),
+    [
+        ([], False),
+        (["--save_steps", "5"], False),
+        (["--save_steps", "-1", "--logging_steps", "1", "--eval_steps", "-1"], True),
+        (["--use_ds_universal_ckpt"], True),
+        (["--use_ds_universal_ckpt", "--openrlhf_defaults", "false"], False),
+        (["--openrlhf_defaults"], True),
+    ],
+)
+def test_other_defaults_than_openrlhfs_are_said_where_its_script_came_along_or_one_asks(flags, is_said):
+    assert parse([*NEEDED, *flags], "train")[1].openrlhf_defaults is is_said
 
 
 def test_a_floor_is_not_said_to_have_no_effect_where_it_has():
@@ -493,3 +501,11 @@ def test_yaml_written_by_other_tools_is_read(tmp_path):
     file.write_text(yaml.safe_dump({"pretrain": "m", "dataset": ["a"], "learning_rate": 1e-7, "wandb_run_name": "007"}))
     config, _ = parse(["--config", str(file)], "train")
     assert (config.optim.learning_rate, config.output.wandb_run_name) == (1e-7, "007")
+
+
+def test_help_says_in_a_line_what_each_command_does():
+    shown = overview().splitlines()
+    for command in COMMANDS:
+        (line,) = [line for line in shown if line.split()[:1] == [command]]
+        assert line.endswith(".")
+        assert len(line) <= 120

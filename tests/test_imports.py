@@ -19,9 +19,10 @@ ALLOWED = {
     "trainer": {"config", "data", "models", "distributed"},
     "commands": {"config", "data", "models", "distributed", "trainer"},
 }
-PART = {name: "config" for name in ("flags", "checks", "engine_checks", "values", "ranks", "stops", "files")} | {
-    "__main__": "commands"
-}
+PART = {
+    name: "config"
+    for name in ("flags", "foreign_flags", "checks", "engine_checks", "values", "ranks", "stops", "files")
+} | {"__main__": "commands"}
 DOORS = {"deepspeed": {"distributed"}, "peft": {"models"}, "wandb": {"trainer"}, "yaml": {"config"}}
 
 

@@ -306,9 +306,10 @@ def make_trainer(
 
 
 def say_what_differs(config: RunConfig, options: RunOptions) -> None:
-    """Log the defaults that differ from OpenRLHF's and were not given, and the configuration's warnings."""
-    for line in openrlhf_differences(options.given, use_wandb=config.output.use_wandb):
-        log.info("default of %s", line)
+    """Log the configuration's warnings, and where it is asked for the defaults that differ from OpenRLHF's."""
+    if options.openrlhf_defaults:
+        lines = openrlhf_differences(options.given, use_wandb=config.output.use_wandb)
+        log.info("defaults that are others in OpenRLHF, and were not given: %s", "; ".join(lines))
     for line in options.warnings:
         log.warning("warning: %s", line)
 

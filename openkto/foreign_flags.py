@@ -1,0 +1,182 @@
+"""What other trainers call a setting, and what to do about it here: the names of TRL, transformers, LLaMA-Factory,
+axolotl, ms-swift and of other versions of OpenRLHF.
+
+A flag or key that is unknown here but stands in this table is answered with its advice, in place of the nearest name.
+"""
+
+import difflib
+import re
+
+# The same setting under another name.
+RENAMED = {
+    "adam_beta1": "adam_betas",
+    "adam_beta2": "adam_betas",
+    "adapter_name_or_path": "pretrain",
+    "adapters": "pretrain",
+    "additional_target": "lora_modules_to_save",
+    "attn_impl": "attn_implementation",
+    "base_model": "pretrain",
+    "cutoff_len": "max_len",
+    "data_path": "dataset",
+    "dataset_name": "dataset",
+    "dataset_test_split": "eval_split",
+    "dataset_train_split": "dataset_split",
+    "desirable_weight": "desirable_loss_weight",
+    "ds_tensor_parallel_size": "tensor_parallel_size",
+    "epochs": "max_epochs",
+    "eval_file": "eval_dataset",
+    "flash_attention": "attn_implementation",
+    "flash_attn": "attn_implementation",
+    "global_batch_size": "train_batch_size",
+    "gradient_checkpointing_kwargs": "gradient_checkpointing_use_reentrant",
+    "kto_chosen_weight": "desirable_loss_weight",
+    "kto_rejected_weight": "undesirable_loss_weight",
+    "logging_dir": "use_tensorboard",
+    "lora_r": "lora_rank",
+    "lora_target": "target_modules",
+    "lora_target_linear": "target_modules",
+    "lora_target_modules": "target_modules",
+    "lr": "learning_rate",
+    "lr_scheduler_type": "lr_scheduler",
+    "max_grad_norm": "max_norm",
+    "max_length": "max_len",
+    "max_seq_len": "max_len",
+    "max_seq_length": "max_len",
+    "micro_batch_size": "micro_train_batch_size",
+    "model": "pretrain",
+    "model_id": "pretrain",
+    "model_name": "pretrain",
+    "model_name_or_path": "pretrain",
+    "modules_to_save": "lora_modules_to_save",
+    "nll_loss_coef": "sft_loss_coef",
+    "num_epochs": "max_epochs",
+    "num_train_epochs": "max_epochs",
+    "output_dir": "save_path",
+    "packing_samples": "packing",
+    "pref_beta": "beta",
+    "pref_ftx": "sft_loss_coef",
+    "pref_loss": "loss_type",
+    "prompt_key": "input_key",
+    "ref_adapters": "ref_pretrain",
+    "ref_model": "ref_pretrain",
+    "resume_from_checkpoint": "load_checkpoint",
+    "ring_attn_size": "sequence_parallel_size",
+    "rpo_alpha": "sft_loss_coef",
+    "run_name": "wandb_run_name",
+    "sample_packing": "packing",
+    "save_total_limit": "max_ckpt_num",
+    "sequence_len": "max_len",
+    "test_file": "eval_dataset",
+    "train_file": "dataset",
+    "undesirable_weight": "undesirable_loss_weight",
+    "use_liger": "use_liger_kernel",
+    "val_dataset": "eval_dataset",
+    "wandb_entity": "wandb_org",
+    "wandb_name": "wandb_run_name",
+    "warmup_ratio": "lr_warmup_ratio",
+    "weight_decay": "l2",
+}
+
+_ADAPTER = "Give --lora_rank to train a LoRA adapter; without it all parameters train."
+_BY_ITSELF = "It has no place here, as that is settled by itself. Leave it out."
+_GLOBAL_BATCH = (
+    "There is none: --train_batch_size is the global batch of a step, over all GPUs, and accumulation follows from it "
+    "and --micro_train_batch_size."
+)
+_HELD_OUT = "Rows are not split here: give held-out ones to --eval_dataset."
+_ONLY_KTO = "It has no place here, as KTO is all that this program trains; --loss_type has its variants."
+_TEMPLATE = (
+    "The chat template is the tokenizer's own: --apply_chat_template wraps text prompts in it, and --input_template in "
+    "a text of your own."
+)
+_TRACKERS = "Pass --use_wandb for W&B; TensorBoard's files go to --use_tensorboard, and none turns them off."
+
+# What needs a sentence of its own.
+ADVICE = {
+    "adam_epsilon": _BY_ITSELF,
+    "adapter": _ADAPTER,
+    "bf16": "Pass --param_dtype bf16.",
+    "chat_template": _TEMPLATE,
+    "chosen_key": "Pairs are recognised by their fields prompt, chosen and rejected. Rename the field; --input_key "
+    "names the prompt's.",
+    "dataloader_num_workers": _BY_ITSELF,
+    "dataset_dir": "Give --dataset the path of the file or folder itself.",
+    "dataset_num_proc": _BY_ITSELF,
+    "deepspeed": "Give --zero_stage; what it leaves open may stand in a JSON file for --ds_config.",
+    "disable_dropout": _BY_ITSELF,
+    "do_eval": "Give --eval_dataset to evaluate.",
+    "do_train": "Leave it out: openkto train trains.",
+    "dtype": "Its name here is --param_dtype: bf16, fp16 or fp32.",
+    "eval_strategy": "Give --eval_steps: every N steps, -1 once an epoch, 0 never.",
+    "evaluation_strategy": "Give --eval_steps: every N steps, -1 once an epoch, 0 never.",
+    "finetuning_type": _ADAPTER,
+    "fp16": "Pass --param_dtype fp16.",
+    "fsdp": "Give --zero_stage 3: DeepSpeed shards the parameters then.",
+    "gradient_accumulation_steps": _GLOBAL_BATCH,
+    "group_by_length": _BY_ITSELF,
+    "hf_token": "Set the variable HF_TOKEN, or run `hf auth login`: a key has no place on a command line.",
+    "hub_token": "Set the variable HF_TOKEN, or run `hf auth login`: a key has no place on a command line.",
+    "load_best_model_at_end": "Give --keep_best a metric: the checkpoint of its best step is kept.",
+    "load_in_8bit": "Pass --load_in_4bit, or leave it out: there is nothing between.",
+    "max_completion_length": "There is one limit, --max_len, for prompt and completion together; --truncation says "
+    "which of them is cut.",
+    "max_prompt_length": "There is one limit, --max_len, for prompt and completion together; --truncation says which "
+    "of them is cut.",
+    "metric_for_best_model": "Give --keep_best the metric.",
+    "neftune_noise_alpha": "Noise in the embeddings is not here. Leave it out.",
+    "nproc_per_node": "It belongs to the launcher: deepspeed --num_gpus 8 cli/train_kto.py, or torchrun.",
+    "num_gpus": "It belongs to the launcher: deepspeed --num_gpus 8 cli/train_kto.py, or torchrun.",
+    "optim": "The optimizer is AdamW; --adam_betas, --l2 and --adam_offload are its settings. Leave it out.",
+    "optimizer": "The optimizer is AdamW; --adam_betas, --l2 and --adam_offload are its settings. Leave it out.",
+    "per_device_eval_batch_size": "Evaluation runs under --micro_train_batch_size too; a whole set is one batch.",
+    "per_device_train_batch_size": "Its name here is --micro_train_batch_size, which is speed only; --train_batch_size "
+    "is the global batch of a step, over all GPUs.",
+    "precompute_ref_log_probs": "Pass --ref_mode cached.",
+    "preprocessing_num_workers": _BY_ITSELF,
+    "push_to_hub": "Nothing is uploaded. Run `hf upload` on the --save_path folder afterwards.",
+    "quantization_bit": "Pass --load_in_4bit; other widths are not here.",
+    "quantization_method": "Pass --load_in_4bit; other ways are not here.",
+    "rejected_key": "Pairs are recognised by their fields prompt, chosen and rejected. Rename the field; --input_key "
+    "names the prompt's.",
+    "remove_unused_columns": _BY_ITSELF,
+    "report_to": _TRACKERS,
+    "rl": _ONLY_KTO,
+    "rlhf_type": _ONLY_KTO,
+    "save_strategy": "Give --save_steps: every N steps, -1 once an epoch, 0 never.",
+    "split_dataset_ratio": _HELD_OUT,
+    "stage": _ONLY_KTO,
+    "template": _TEMPLATE,
+    "tokenizer": "The tokenizer is that of --pretrain.",
+    "tokenizer_chat_template": _TEMPLATE,
+    "torch_dtype": "Its name here is --param_dtype: bf16, fp16 or fp32.",
+    "train_type": _ADAPTER,
+    "trainer": _ONLY_KTO,
+    "tuner_type": _ADAPTER,
+    "use_peft": _ADAPTER,
+    "val_set_size": _HELD_OUT,
+    "val_size": _HELD_OUT,
+    "warmup_steps": "Give --lr_warmup_ratio, a share of all steps.",
+}
+
+SMALLEST_SIMILARITY = 0.7  # of difflib's ratio: betta and beta have 0.89, report_to and export_dtype 0.57
+
+
+def advice_on(name: str, known: set[str], *, as_keys: bool = False) -> str:
+    """Return what to do about a name that is none of the known ones.
+
+    Args:
+        as_keys: whether the settings that it names are to be written as keys of a YAML file, not as flags.
+    """
+    name = name.lower().replace("-", "_")
+    text = f"Its name here is --{RENAMED[name]}." if name in RENAMED else ADVICE.get(name)
+    if text is None:
+        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=SMALLEST_SIMILARITY)
+        text = f"The nearest is --{near[0]}." if near else "No name is near it: see --help."
+    elif not flags_in(text) <= known:
+        text = "It is a setting of training. Leave it out."
+    return re.sub(r"--(\w+)", lambda m: m[1] if m[1] in known else m[0], text) if as_keys else text
+
+
+def flags_in(text: str) -> set[str]:
+    """Return the settings that a piece of advice names as flags; --num_gpus is the deepspeed launcher's."""
+    return set(re.findall(r"--(\w+)", text)) - {"num_gpus"}
