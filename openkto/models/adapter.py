@@ -7,12 +7,14 @@ adapter that training started from, there only where the policy is its own refer
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import peft
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -48,7 +50,8 @@ def add_lora(model: PreTrainedModel, settings: LoraConfig) -> peft.PeftModel:
         modules_to_save=list(settings.lora_modules_to_save) or None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
-    adapted = peft.get_peft_model(model, known, adapter_name=TRAINED, autocast_adapter_dtype=False)
+    with quiet_peft():
+        adapted = peft.get_peft_model(model, known, adapter_name=TRAINED, autocast_adapter_dtype=False)
     _check_head(adapted, "--target_modules")
     return adapted
 
@@ -70,10 +73,11 @@ def load_adapter(
     known.base_model_name_or_path = model.name_or_path
     loading: dict[str, Any] = {"torch_device": "cpu", "autocast_adapter_dtype": False}
     try:
-        adapted = peft.get_peft_model(model, known, adapter_name=TRAINED, autocast_adapter_dtype=False)
-        found = adapted.load_adapter(folder, adapter_name=TRAINED, is_trainable=True, **loading)
-        if keeps_start:
-            adapted.load_adapter(folder, adapter_name=START, is_trainable=False, **loading)
+        with quiet_peft():
+            adapted = peft.get_peft_model(model, known, adapter_name=TRAINED, autocast_adapter_dtype=False)
+            found = adapted.load_adapter(folder, adapter_name=TRAINED, is_trainable=True, **loading)
+            if keeps_start:
+                adapted.load_adapter(folder, adapter_name=START, is_trainable=False, **loading)
     except Exception as error:  # whatever other people's files lead to in peft
         raise ConfigError(
             f"{folder}: cannot load the adapter on {model.name_or_path}: {_one_line(error)} Check its files, and that "
@@ -179,14 +183,42 @@ def _check_names(model: PreTrainedModel, settings: LoraConfig) -> None:
                 )
 
 
+@contextlib.contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Inside, peft does not warn of tied weights, which are dealt with here and in `merging.py`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Model (has|with) `tie_word_embeddings=True`")
+        warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+        yield
+
+
 def _check_head(adapted: peft.PeftModel, place: str) -> None:
-    """Raise where LoRA is on the head, whose weight is used in chunks without it."""
+    """Raise where the adapter changes the head without its weight, which is used in chunks; say where a tie is cut."""
     model: Any = adapted.get_base_model()
-    if isinstance(model.get_output_embeddings(), BaseTunerLayer):
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if isinstance(head, BaseTunerLayer):
         raise ConfigError(
             f"{place}: the head cannot be adapted; got one with LoRA on it. Name it in --lora_modules_to_save, which "
             "trains it whole, or leave it out."
         )
+    if isinstance(head, TrainableTokensWrapper):
+        raise ConfigError(
+            f"{place}: single tokens of the head cannot be trained; got trainable_token_indices for it, since it "
+            "shares the embedding's weight or is named there. Train an adapter with the embedding in modules_to_save."
+        )
+    shared = _without_adapter(head).weight is _without_adapter(embedding).weight
+    if shared and (isinstance(embedding, BaseTunerLayer) or head.weight is not embedding.weight):
+        log.warning(
+            "warning: %s: embedding and head share one weight in this model, and no longer do with this adapter. "
+            "merge_lora gives each its own; other programs' merging may not.",
+            place,
+        )
+
+
+def _without_adapter(layer: Any) -> Any:
+    if isinstance(layer, ModulesToSaveWrapper):
+        return layer.original_module
+    return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
 
 
 def _one_line(error: Exception) -> str:

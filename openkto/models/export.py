@@ -53,6 +53,8 @@ def export_model(
     folder: str | Path,
     dtype: torch.dtype,
     config_as_loaded: dict[str, float],
+    *,
+    check: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write config, generation config, safetensors, tokenizer and chat template into `folder`.
 
@@ -60,12 +62,18 @@ def export_model(
         weights: the state dict to save.
         dtype: of the weights.
         config_as_loaded: settings of the configuration that training changed, as they were.
+        check: looks at the written files before they take their place, and raises OpenKTOError where they must not.
 
     Raises:
         OpenKTOError: the folder cannot be written.
     """
     settings = config_as_loaded | {"dtype": str(dtype).split(".")[1]}
-    _place(folder, lambda scratch: _write(model, weights, tokenizer, scratch, settings))
+
+    def write(scratch: Path) -> None:
+        _write(model, weights, tokenizer, scratch, settings)
+        check(scratch)
+
+    _place(folder, write)
 
 
 def export_adapter(model: PeftModel, weights: dict[str, Tensor], tokenizer: Any, folder: str | Path) -> None:
@@ -115,6 +123,8 @@ def _place(folder: str | Path, write: Callable[[Path], None]) -> None:
                     old.unlink()
             for file in sorted(Path(scratch).iterdir()):
                 shutil.move(str(file), folder / file.name)
+    except OpenKTOError:
+        raise
     except Exception as error:
         # safetensors and tokenizers have errors of their own for a full disk.
         raise OpenKTOError(
