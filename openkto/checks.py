@@ -14,6 +14,7 @@ from openkto.config import (
     DataConfig,
     LoraConfig,
     LossConfig,
+    ModelConfig,
     OptimConfig,
     RunConfig,
     is_adapter_folder,
@@ -54,6 +55,8 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
     if command == "evaluate":
         _check_evaluation_weights(config.loss, place)
         _check_reference(config, place, has_adapter=is_adapter_folder(config.model.pretrain))
+        _check_models_differ(config.model, place)
+        _check_cache(config, place, command)
         return []
     _check_lora(config, place)
     _check_moving_reference(config, place)
@@ -259,6 +262,21 @@ def _check_evaluation_weights(loss: LossConfig, place: Place) -> None:
                 "auto",
                 "Give the number that training printed.",
             )
+
+
+def _check_models_differ(model: ModelConfig, place: Place) -> None:
+    """Check that an evaluation has a reference to compare with: a model beside itself gives zeros and halves."""
+    has_adapter = is_adapter_folder(model.pretrain)
+    if has_adapter and (model.ref_pretrain is None or ref_is_adapter(model, has_adapter=True)):
+        return
+    reference = model.ref_pretrain or model.pretrain
+    if os.path.realpath(reference) == os.path.realpath(model.pretrain):
+        _fail(
+            place("ref_pretrain"),
+            "must be what the model was trained from",
+            f"{model.pretrain} for both, and a model is no different from itself",
+            "Name the one it started from as --ref_pretrain, and the trained one as --pretrain.",
+        )
 
 
 def _check_mixing(data: DataConfig, place: Place) -> None:

@@ -18,9 +18,18 @@ from jsonargparse import ArgumentParser
 
 from openkto import __version__
 from openkto.checks import check
-from openkto.config import SECTIONS, Option, RunConfig, default_text, from_flat, option, settings
+from openkto.config import (
+    SECTIONS,
+    Option,
+    RunConfig,
+    default_text,
+    from_flat,
+    option,
+    settings,
+)
 from openkto.errors import ConfigError
 from openkto.foreign_flags import advice_on
+from openkto.run_file import describe, run_file_of, settings_of_run
 from openkto.values import Given, Raw, convert, is_list, kind_of, rule
 
 Command = Literal["train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
@@ -72,8 +81,9 @@ SWITCH = {"nargs": "?", "const": "true"}
 TRAIN_ONLY = (
     {item.name for name in ("lora", "optim", "train", "checkpoint") for item in dataclasses.fields(SECTIONS[name])}
     - {"load_in_4bit", "micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
+    - {"stall_minutes"}
     | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
-    | {"gradient_checkpointing_use_reentrant", "ref_cache_dir", "adam_offload", "grad_accum_dtype", "overlap_comm"}
+    | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
     | {"ref_sync_steps", "ref_sync_alpha", "param_offload", "offload_nvme_path", "reduce_bucket_size"}
     | {"zero_quantized_gradients", "torch_compile", "deepcompile", "openrlhf_defaults"}
 )
@@ -102,9 +112,13 @@ class RunOptions:
         default_text="off, or on beside --save_steps, --logging_steps and --eval_steps",
     )
     output: str | None = option(
-        None, "JSON file with the results", default_text="<save_path>/evaluation.json", is_path=True
+        None,
+        "JSON file with the results",
+        default_text="evaluation.json in --save_path, else beside the model of a run",
+        is_path=True,
     )
     given: frozenset[str] = frozenset()  # the settings given by flag or file
+    note: str | None = None  # what was not given and was found beside the model
     warnings: tuple[str, ...] = ()  # allowed, but worth a second look
 
 
@@ -121,7 +135,15 @@ def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
         options.setdefault("openrlhf_defaults", True)
     given = (_read_yaml(options["config"]) if "config" in options else {}) | flags
     known = settings()
+    note = None
+    if command == "evaluate":
+        file = run_file_of(given)
+        of_run = {} if file is None else settings_of_run(_read_yaml(file), given)
+        note, given = describe(file, of_run), of_run | given
     values = {name: convert(known[name], one) for name, one in given.items()}
+    if command == "evaluate":
+        # Without an optimizer stages 0 to 2 are one; the autocast of stage 0 is for training.
+        values["zero_stage"] = max(1, values.get("zero_stage", 1))
 
     def place(name: str) -> str:
         return given[name].place if name in given else f"--{name}"
@@ -133,7 +155,7 @@ def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
             )
     config = from_flat(values)
     warnings = check(config, place, command)
-    return config, RunOptions(**options, given=frozenset(given), warnings=tuple(warnings))
+    return config, RunOptions(**options, given=frozenset(given), note=note, warnings=tuple(warnings))
 
 
 def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:

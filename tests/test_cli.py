@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ import transformers
 
 from openkto.commands import evaluate, train
 from openkto.commands.run import run
+from openkto.errors import StopError
+from openkto.flags import parse
+from openkto.stops import StopRequest
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
 
@@ -92,12 +96,55 @@ def test_the_written_run_file_starts_the_same_run_again(place):
 
 def test_evaluate_gives_the_numbers_of_the_run_that_made_the_model(place):
     run_ranks(train.main, 1, place, flags(place))
-    common = ["--max_len", "128", "--eval_dataset", f"{place}/eval.jsonl", "--ref_pretrain", f"{place}/model"]
-    run_ranks(evaluate.main, 2, place, ["--pretrain", f"{place}/out", *common, "--output", f"{place}/e.json"])
-    values = json.loads((place / "e.json").read_text())["eval"]
     (logged,) = lines(place / "out", "eval")
-    assert values.pop("rows") == 7
-    assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5, abs=1e-6)
+    # Reference, max_len, beta and the like are those of out/run.yaml.
+    argv = ["--pretrain", f"{place}/out", "--eval_dataset", f"{place}/eval.jsonl"]
+    for more in ([], ["--ref_mode", "cached", "--ref_cache_dir", f"{place}/ref"]):
+        run_ranks(evaluate.main, 2, place, argv + more)
+        values = json.loads((place / "out/evaluation.json").read_text())["eval"]
+        assert values.pop("rows") == 7
+        assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5, abs=1e-6)
+    assert list((place / "ref").rglob("*"))
+
+
+class StopsRankOne:
+    """A watchdog's stand-in that asks rank 1 to stop at the third forward."""
+
+    def __init__(self, stop):
+        self.stop, self.beats = stop, 0
+
+    def phase(self, name):
+        pass
+
+    def beat(self):
+        self.beats += 1
+        if self.beats == 3 and os.environ["RANK"] == "1":
+            self.stop.reason = "SIGUSR1"
+
+
+def evaluate_until_stopped(argv):
+    config, options = parse(argv, "evaluate")
+    stop = StopRequest()
+    watchdog = StopsRankOne(stop)
+    with pytest.raises(StopError) as error:
+        evaluate.evaluate(config, options, stop, watchdog)
+    return str(error.value), watchdog.beats
+
+
+def test_a_signal_to_one_rank_ends_an_evaluation_on_all_between_two_forwards(place):
+    shutil.copytree(place / "model", place / "same")
+    argv = ["--pretrain", f"{place}/model", "--ref_pretrain", f"{place}/same", "--eval_dataset", f"{place}/eval.jsonl"]
+    sentence = "SIGUSR1 on rank 1: the evaluation has no numbers yet. Start the same command again."
+    assert run_ranks(evaluate_until_stopped, 2, place, [*argv, "--max_len", "128"]) == [(sentence, 3)] * 2
+
+
+def test_evaluate_can_check_its_rows_and_show_them(place, capsys):
+    shutil.copytree(place / "model", place / "same")
+    argv = ["--pretrain", f"{place}/model", "--ref_pretrain", f"{place}/same", "--eval_dataset", f"{place}/eval.jsonl"]
+    code, text = status(evaluate.main, [*argv, "--preview", "1", "--save_path", f"{place}/no"], capsys)
+    assert code == 0
+    assert "Is 0 even?" in text
+    assert not (place / "no/evaluation.json").exists()
 
 
 def test_several_evaluation_sets_are_told_apart_by_name(place):
@@ -182,8 +229,10 @@ def test_a_bad_row_in_a_real_run_is_the_same_sentence_on_every_rank(place, world
         assert text.splitlines()[-1].startswith(f"error: {place}/rows.jsonl:21: ")
 
 
-def test_evaluate_of_a_model_against_itself_is_zero_in_bfloat16_at_every_stage(place):
+def test_evaluate_of_a_model_against_its_copy_is_zero_in_bfloat16_at_every_stage(place):
+    shutil.copytree(place / "model", place / "same")
     common = ["--pretrain", f"{place}/model", "--max_len", "128", "--eval_dataset", f"{place}/eval.jsonl"]
+    common += ["--ref_pretrain", f"{place}/same"]
     for stage in ("0", "3"):
         argv = [*common, "--param_dtype", "bf16", "--zero_stage", stage, "--output", f"{place}/e.json"]
         run_ranks(evaluate.main, 2, place, argv)

@@ -67,7 +67,7 @@ def test_the_written_commands_are_understood(words, tmp_path, monkeypatch):
     write_rows(tmp_path / "held_out.jsonl", 4)
     shutil.copytree(DOCS.parent / "configs", tmp_path / "configs")
     shutil.copytree(tmp_path / "path/or/name", tmp_path / "out")
-    (tmp_path / "out/run.yaml").write_text("pretrain: out\ndataset: [rows.jsonl]\n")
+    (tmp_path / "out/run.yaml").write_text("pretrain: path/or/name\ndataset: [rows.jsonl]\n")
     monkeypatch.chdir(tmp_path)
     command = next((name for name in COMMANDS if {name, f"cli/{name}.py"} & set(words)), "train")
     if command == "merge_lora":

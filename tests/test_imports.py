@@ -21,7 +21,7 @@ ALLOWED = {
 }
 PART = {
     name: "config"
-    for name in ("flags", "foreign_flags", "checks", "engine_checks", "values", "ranks", "stops", "files")
+    for name in ("flags", "foreign_flags", "checks", "engine_checks", "values", "ranks", "run_file", "stops", "files")
 } | {"__main__": "commands"}
 DOORS = {"deepspeed": {"distributed"}, "peft": {"models"}, "wandb": {"trainer"}, "yaml": {"config"}}
 

@@ -2,11 +2,16 @@
 
 import json
 import logging
+import os
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
-from openkto.config import is_adapter_folder, ref_is_adapter, with_resolved
-from openkto.errors import ConfigError
-from openkto.flags import parse
+from openkto.config import LossConfig, RunConfig, is_adapter_folder, ref_is_adapter
+from openkto.errors import ConfigError, StopError
+from openkto.flags import RunOptions, parse
+from openkto.stops import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -18,72 +23,145 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, options = parse(argv, "evaluate")
-    output = prepare_output(Path(options.output or Path(config.output.save_path) / "evaluation.json"))
-    from openkto.commands.data import check_sets, evaluation_sets, made_once_a_node
-    from openkto.commands.train import (
-        HEAD_TOLERANCE,
-        check_reference,
-        load_actor,
-        load_tokenizer_of,
-        make_eval_loaders,
-        make_strategy,
-        measure_micro_batches,
-        model_names,
-    )
-    from openkto.distributed.watchdog import Watchdog
-    from openkto.models.adapter import base_of
-    from openkto.models.loading import check_same_vocabulary
-    from openkto.models.loss import KTOLoss
-    from openkto.trainer.evaluation import evaluate_set
-    from openkto.trainer.reference import make_reference
+    if options.note is not None:
+        log.info("%s", options.note)
+    output = prepare_output(output_file(config, options))
+    with StopRequest() as stop:
+        from openkto.distributed.watchdog import Watchdog
 
-    # Without an optimizer stages 0 to 2 are one; the autocast of stage 0 is for training.
-    config = with_resolved(config, zero_stage=max(1, config.deepspeed.zero_stage))
-    pretrain, reference = model_names(config)
-    is_own_reference = ref_is_adapter(config.model, has_adapter=is_adapter_folder(pretrain))
-    if config.model.ref_pretrain is None:
-        reference = base_of(pretrain)
-    tokenizer = load_tokenizer_of(config, pretrain)
-    if pretrain == reference:
-        log.warning("warning: %s is compared with itself; name what it was trained from as --ref_pretrain.", pretrain)
-    else:
-        check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
-    strategy = make_strategy(config)
-    strategy.setup_distributed()
-    sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    check_sets(config, (pretrain, reference), list(sets.values()))
-    with strategy.model_loading():
-        actor = load_actor(config, pretrain, strategy.load_dtype, trains=False)
-        ref_actor = None if is_own_reference else load_actor(config, reference, strategy.load_dtype, trains=False)
-    model, ref_model = strategy.prepare_frozen(actor), None
-    if ref_actor is not None:
-        ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
-    actor.check_forward(HEAD_TOLERANCE[strategy.precision])
-    if ref_actor is not None:
-        check_reference(config, strategy, ref_actor, ref_model)
-    settings, results = config.loss, {}
-    weights = float(settings.desirable_loss_weight), float(settings.undesirable_loss_weight)
-    loss = KTOLoss(
-        settings.beta,
-        *weights,
-        loss_type=settings.loss_type,  # type: ignore[arg-type]  # checked by the parser
-        label_smoothing=settings.label_smoothing,
-        sft_loss_coef=settings.sft_loss_coef,
-        humanline_low=settings.humanline_low,
-        humanline_high=settings.humanline_high,
-    )
-    source = make_reference(model, actor, ref_model, strategy)
-    loaders = make_eval_loaders(config, strategy, sets)
-    measure_micro_batches(config, strategy, model, list(loaders.values()), Watchdog(0, 0), with_gradient=False)
-    for name, loader in loaders.items():
-        loader.packed = actor.packs
-        values = evaluate_set(model, source, strategy, loss, name, loader, between=lambda: None)
-        results[name] = {"rows": len(sets[name]), **values}
-    if strategy.rank == 0:
+        with Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0"))) as watchdog:
+            results = evaluate(config, options, stop, watchdog)
+    if results is not None and os.environ.get("RANK", "0") == "0":
         print(table(results))
         output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         log.info("the numbers are in %s", output)
+
+
+def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any) -> dict[str, Any] | None:
+    """Return each set's metrics by its name, the same on every rank; None where data was only to be checked."""
+    from openkto.commands.data import check_sets, evaluation_sets, made_once_a_node
+    from openkto.commands.train import make_eval_loaders, make_strategy, measure_micro_batches
+    from openkto.trainer.evaluation import evaluate_set
+
+    watchdog.phase("reading the models' configurations")
+    names, tokenizer = find_models(config)
+    if options.check or options.preview:
+        if os.environ.get("RANK", "0") == "0":
+            check_rows(config, options, names, tokenizer)
+        return None
+    strategy = make_strategy(config)
+    watchdog.phase("waiting for all ranks")
+    strategy.setup_distributed()
+    watchdog.phase("reading the data")
+    sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
+    check_sets(config, names, list(sets.values()))
+    loaders = make_eval_loaders(config, strategy, sets)
+    model, reference = load_models(config, strategy, names, list(loaders.values()), watchdog)
+    measure_micro_batches(config, strategy, model, list(loaders.values()), watchdog, with_gradient=False)
+    loss, results = make_loss(config.loss), {}
+    stop.begin_training()
+
+    def between() -> None:
+        watchdog.beat()
+        stop_if_asked(strategy, stop)
+
+    for name, loader in loaders.items():
+        watchdog.phase(f"evaluating {name}")
+        values = evaluate_set(model, reference, strategy, loss, name, loader, between)
+        results[name] = {"rows": len(sets[name]), **values}
     strategy.barrier()
+    return results
+
+
+def find_models(config: RunConfig) -> tuple[tuple[str, str], Any]:
+    """Return where the policy and the reference are to be loaded from, and the policy's tokenizer."""
+    from openkto.commands.train import load_tokenizer_of, model_names
+    from openkto.models.adapter import base_of
+    from openkto.models.loading import check_same_vocabulary
+
+    pretrain, reference = model_names(config)
+    if config.model.ref_pretrain is None:
+        reference = base_of(pretrain)
+    tokenizer = load_tokenizer_of(config, pretrain)
+    check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
+    return (pretrain, reference), tokenizer
+
+
+def check_rows(config: RunConfig, options: RunOptions, names: tuple[str, str], tokenizer: Any) -> None:
+    """Read all rows, and show some where asked."""
+    from openkto.commands.data import check_sets, evaluation_sets
+
+    sets = evaluation_sets(config, tokenizer)
+    check_sets(config, names, list(sets.values()))
+    if options.preview:
+        shown = [rows.preview(options.preview, has_colour=sys.stdout.isatty()) for rows in sets.values()]
+        print("\n\n".join(shown))
+    log.info("the configuration and the data are in order")
+
+
+def load_models(
+    config: RunConfig, strategy: Any, names: tuple[str, str], loaders: list[Any], watchdog: Any
+) -> tuple[Any, Any]:
+    """Return the policy's engine and the reference, both checked, and tell the loaders how the policy runs rows."""
+    from openkto.commands.reference import cached_reference
+    from openkto.commands.train import HEAD_TOLERANCE, check_reference, load_actor
+    from openkto.trainer.flops import forward_work
+    from openkto.trainer.reference import make_reference
+
+    cached = None
+    if config.model.ref_mode == "cached":
+        cached = cached_reference(config, strategy, loaders, files_of(strategy, names[1]), names[1], watchdog)
+    is_own = ref_is_adapter(config.model, has_adapter=is_adapter_folder(names[0]))
+    watchdog.phase("loading the models")
+    with strategy.model_loading():
+        actor = load_actor(config, names[0], strategy.load_dtype, trains=False)
+        needs_model = cached is None and not is_own
+        ref_actor = load_actor(config, names[1], strategy.load_dtype, trains=False) if needs_model else None
+    model, ref_model = strategy.prepare_frozen(actor), None
+    actor.check_forward(HEAD_TOLERANCE[strategy.precision])
+    if ref_actor is not None:
+        ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
+        check_reference(config, strategy, ref_actor, ref_model)
+    for loader in loaders:
+        loader.packed, loader.attention_length = actor.packs, forward_work(actor).attention_length
+    return model, make_reference(model, actor, cached or ref_model, strategy)
+
+
+def files_of(strategy: Any, reference: str) -> dict[str, Any]:
+    """Return what a cache is told of the reference's files; all ranks must call it."""
+    from openkto.distributed.agreement import on_some_ranks
+    from openkto.models.fingerprint import model_fingerprint
+
+    found = on_some_ranks(strategy, lambda: model_fingerprint(reference), is_mine=strategy.rank == 0)
+    return {"the files of the reference": strategy.gather_objects(found)[0]}
+
+
+def make_loss(loss: LossConfig) -> Any:
+    """Return the objective whose numbers are reported."""
+    from openkto.models.loss import KTOLoss
+
+    return KTOLoss(
+        loss.beta,
+        float(loss.desirable_loss_weight),
+        float(loss.undesirable_loss_weight),
+        loss_type=loss.loss_type,  # type: ignore[arg-type]  # checked by the parser
+        label_smoothing=loss.label_smoothing,
+        sft_loss_coef=loss.sft_loss_coef,
+        humanline_low=loss.humanline_low,
+        humanline_high=loss.humanline_high,
+    )
+
+
+def stop_if_asked(strategy: Any, stop: StopRequest) -> None:
+    """End the command on all ranks, between two forwards, where any of them was asked to stop.
+
+    Raises:
+        StopError: one was.
+    """
+    if strategy.all_reduce([float(stop.reason is not None)], op="max")[0]:
+        asked = enumerate(strategy.gather_objects(stop.reason))
+        rank, reason = next((rank, reason) for rank, reason in asked if reason is not None)
+        raise StopError(f"{reason} on rank {rank}: the evaluation has no numbers yet. Start the same command again.")
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
@@ -101,6 +179,14 @@ def table(results: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def output_file(config: RunConfig, options: RunOptions) -> Path:
+    """Return where the numbers go: where that is said, else beside the model where a run left it."""
+    if options.output is not None:
+        return Path(options.output)
+    has_run = "save_path" not in options.given and Path(config.model.pretrain, "run.yaml").is_file()
+    return Path(config.model.pretrain if has_run else config.output.save_path, "evaluation.json")
+
+
 def prepare_output(path: Path) -> Path:
     """Return the path when a file can be written there, before the work begins.
 
@@ -109,7 +195,9 @@ def prepare_output(path: Path) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a", encoding="utf-8").close()
+        tempfile.TemporaryFile(dir=path.parent).close()
+        if path.exists():
+            path.open("a", encoding="utf-8").close()
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written ({error.strerror}). Name another file.") from error
     return path
