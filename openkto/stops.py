@@ -7,14 +7,13 @@ Before training there is nothing to save, so a signal ends the command at once.
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from openkto.errors import StopError
+from openkto.processes import process
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SECONDS_TO_HANDLE = 5.0
@@ -153,11 +152,10 @@ class StopRequest:
 
 def process_age() -> float:
     """Return the seconds since this process started, imports included; 0 where the system does not say."""
-    if sys.platform != "linux":
+    own = process(os.getpid())
+    if own is None:
         return 0.0
-    start_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return max(0.0, now - start_ticks / os.sysconf("SC_CLK_TCK"))
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - own.start_ticks / os.sysconf("SC_CLK_TCK"))
 
 
 # ---- durations ------------------------------------------------------------------------------------------------------

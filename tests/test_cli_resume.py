@@ -14,6 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from openkto.commands import train
+from openkto.run_lock import RunLocks
 from tests.ranks import run_ranks
 from tests.test_cli import flags, lines, numbers, place, run_to_status  # noqa: F401 (place is a fixture)
 
@@ -147,6 +148,17 @@ def test_a_time_limit_stops_with_75(place, command):  # noqa: F811
     (code, said), _ = run_ranks(run_to_status, 2, place, [*command, "--max_time", "0:00:00:01"])
     assert code == 75
     assert said.splitlines()[-1].startswith("stopped: the time limit --max_time 0:00:00:01 on rank 0: stopped after ")
+
+
+@pytest.mark.parametrize("flag", ["--save_path", pytest.param("--ckpt_path", marks=pytest.mark.slow)])
+def test_a_second_run_in_a_folder_of_a_living_one_ends_on_every_rank(place, command, flag):  # noqa: F811
+    with RunLocks() as locks:
+        locks.take(flag, place / ("out" if flag == "--save_path" else "shared"))
+        ended = run_ranks(run_to_status, 2, place, [*command, "--ckpt_path", f"{place}/shared"])
+    assert [code for code, _ in ended] == [2, 2]
+    assert f"{flag}: a folder takes one run at a time; got {place}" in ended[0][1]
+    assert f"where another one runs (process {os.getpid()} on " in ended[0][1]
+    assert not list(place.glob("*/metrics.jsonl"))
 
 
 def test_a_run_with_other_data_or_another_model_is_refused_before_a_model_loads(place, command):  # noqa: F811

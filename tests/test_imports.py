@@ -19,10 +19,11 @@ ALLOWED = {
     "trainer": {"config", "data", "models", "distributed"},
     "commands": {"config", "data", "models", "distributed", "trainer"},
 }
-PART = {
-    name: "config"
-    for name in ("flags", "foreign_flags", "checks", "engine_checks", "values", "ranks", "run_file", "stops", "files")
-} | {"__main__": "commands"}
+BASE = (
+    *("flags", "foreign_flags", "checks", "engine_checks", "values", "ranks", "run_file", "stops", "files"),
+    *("processes", "launcher", "run_lock"),
+)
+PART = {name: "config" for name in BASE} | {"__main__": "commands"}
 DOORS = {"deepspeed": {"distributed"}, "peft": {"models"}, "wandb": {"trainer"}, "yaml": {"config"}}
 
 

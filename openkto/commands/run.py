@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 
 from openkto.errors import OpenKTOError, StopError
+from openkto.launcher import follow_launcher
 from openkto.ranks import settle_ranks
 
 SECONDS_FOR_THE_FIRST_RANK = 3.0
@@ -26,6 +27,7 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
     local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "0")
     try:
         settle_ranks()
+        follow_launcher()
         _set_up_logging()
         main(argv)
         return 0

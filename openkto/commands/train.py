@@ -26,6 +26,7 @@ from openkto.config import (
 )
 from openkto.errors import ConfigError, StopError
 from openkto.flags import RunOptions, parse
+from openkto.run_lock import RunLocks
 from openkto.stops import StopRequest, seconds_of
 from openkto.values import numbered
 
@@ -48,11 +49,12 @@ def main(argv: list[str]) -> None:
         # Only now what takes seconds to import, so that a wrong flag is answered at once.
         from openkto.distributed.watchdog import Watchdog
 
-        with Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0"))) as watchdog:
-            train(config, options, stop, watchdog)
+        rank = int(os.environ.get("RANK", "0"))
+        with Watchdog(config.checkpoint.stall_minutes, rank) as watchdog, RunLocks() as locks:
+            train(config, options, stop, watchdog, locks)
 
 
-def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any) -> None:
+def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any, locks: RunLocks) -> None:
     """Go the whole way from a configuration to a saved model."""
     from openkto.commands.data import read_sets, weights_of_classes
     from openkto.commands.reference import cached_reference
@@ -71,6 +73,8 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         return
     watchdog.phase("waiting for all ranks")
     strategy.setup_distributed()
+    is_first, folder = strategy.rank == 0, Path(config.output.save_path)
+    on_some_ranks(strategy, lambda: lock_folders(config, locks), is_mine=is_first)
     watchdog.phase("reading the data")
     rows, eval_rows = read_sets(config, strategy, tokenizer, models)
     weights = weights_of_classes(config.loss, rows)
@@ -82,8 +86,6 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         desirable_loss_weight=weights[0],
         undesirable_loss_weight=weights[1],
     )
-    is_first, folder = strategy.rank == 0, Path(config.output.save_path)
-    on_some_ranks(strategy, lambda: make_folder(folder), is_mine=is_first)
     watchdog.phase("looking for a checkpoint")
     identity = identity_of_command(config, strategy, rows, models)
     flat = to_flat(config)
@@ -378,6 +380,19 @@ def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) ->
         lora=config.lora if trains else LoraConfig(load_in_4bit=config.lora.load_in_4bit),
         keeps_start=trains and ref_is_adapter(config.model, has_adapter=trains_adapter(config)),
     )
+
+
+def lock_folders(config: RunConfig, locks: RunLocks) -> None:
+    """Make the folders that the run writes into, and keep other runs out of them.
+
+    Raises:
+        ConfigError: another run is in one of them, or nothing can be written there.
+    """
+    folder, settings = Path(config.output.save_path), config.checkpoint
+    make_folder(folder)
+    locks.take("--save_path", folder)
+    if settings.save_hf_ckpt or not settings.disable_ds_ckpt:
+        locks.take("--ckpt_path", Path(settings.ckpt_path or folder / "checkpoints"))
 
 
 def make_folder(folder: Path) -> None:
