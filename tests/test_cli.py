@@ -334,6 +334,17 @@ def test_check_reads_everything_and_trains_nothing(place, capsys, caplog):
     assert not (place / "out").exists()
 
 
+def test_what_cannot_be_paired_apart_is_said_before_training(place, capsys, caplog):
+    texts = ["Yes."] * 12 + [f"No, it is {i}." for i in range(4)]
+    rows = [{"prompt": f"Is {i} even?", "completion": t, "label": i % 2 == 0} for i, t in enumerate(texts)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for more, warned in ((), True), (("--loss_type", "apo_zero_unpaired"), False):
+        caplog.clear()
+        assert status(train.main, flags(place, "--check", "--train_batch_size", "16", *more), capsys)[0] == 0
+        text = "8 of 16 mismatched pairs of an epoch (50.0%) hold a row's own prompt or completion, whoever is paired"
+        assert (text in caplog.text) == warned
+
+
 def test_preview_shows_labels_and_the_completion(place, capsys):
     code, text = status(train.main, flags(place, "--preview", "2"), capsys)
     assert code == 0

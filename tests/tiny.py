@@ -48,10 +48,14 @@ class TokenRowList:
     name: str = "rows"
     rows: np.ndarray = field(init=False)
     labels: np.ndarray = field(init=False)
+    completion_keys: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self.rows = np.array([item["row"] for item in self.items], dtype=np.int64)
         self.labels = np.array([item["label"] for item in self.items])
+        seen: dict[tuple[int, ...], int] = {}
+        keys = [seen.setdefault(tuple(item["completion_ids"]), len(seen)) for item in self.items]
+        self.completion_keys = np.array(keys, dtype=np.int64)
         self.prompt_lengths = np.array([len(item["prompt_ids"]) for item in self.items], dtype=np.int32)
         self.completion_lengths = np.array([len(item["completion_ids"]) for item in self.items], dtype=np.int32)
 

@@ -8,6 +8,7 @@ from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig,
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.loader import check_pairable
+from openkto.data.pairing import unavoidable_collisions
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import DataError
 from openkto.models.loading import check_fits, load_config
@@ -73,6 +74,23 @@ def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPr
                 # A pad token added to the tokenizer alone; any id pads, since masks come from lengths.
                 log.info("the model has no embedding for the pad token's id %d: id 0 pads", rows.pad_token_id)
                 rows.pad_token_id = 0
+
+
+def warn_of_collisions(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
+    """Say how many mismatched pairs of an epoch keep their own prompt or completion, however rows are paired."""
+    if config.loss.loss_type not in LOSSES_WITH_Z_REF:
+        return
+    keys, train = (rows.prompt_keys, rows.completion_keys), config.train
+    count = unavoidable_collisions(*keys, train.train_batch_size, train.seed)
+    if count:
+        log.warning(
+            "warning: %d of %d mismatched pairs of an epoch (%.1f%%) hold a row's own prompt or completion, whoever is "
+            "paired with whom, since one text stands in over half of a batch: z_ref takes in the rows' own rewards. "
+            "More varied rows help, and a larger --train_batch_size may; --loss_type apo_zero_unpaired needs no z_ref.",
+            count,
+            len(rows),
+            100 * count / len(rows),
+        )
 
 
 def read_sets(

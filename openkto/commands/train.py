@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
 
 def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any, locks: RunLocks) -> None:
     """Go the whole way from a configuration to a saved model."""
-    from openkto.commands.data import read_sets, weights_of_classes
+    from openkto.commands.data import read_sets, warn_of_collisions, weights_of_classes
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done
     from openkto.distributed.agreement import on_some_ranks
@@ -78,6 +78,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     watchdog.phase("reading the data")
     rows, eval_rows = read_sets(config, strategy, tokenizer, models)
     weights = weights_of_classes(config.loss, rows)
+    warn_of_collisions(config, rows)
     rate = DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
     config = with_resolved(
         config,
@@ -177,12 +178,13 @@ def checks_alone(config: RunConfig, options: RunOptions, models: tuple[str, str]
 
 def check_data(config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any) -> None:
     """Read all rows, say what there is to say of them, and show some where asked."""
-    from openkto.commands.data import check_sets, evaluation_sets, training_set, weights_of_classes
+    from openkto.commands.data import check_sets, evaluation_sets, training_set, warn_of_collisions, weights_of_classes
 
     rows = training_set(config, tokenizer)
     eval_rows = evaluation_sets(config, tokenizer)
     check_sets(config, models, [rows, *eval_rows.values()])
     weights_of_classes(config.loss, rows)
+    warn_of_collisions(config, rows)
     if options.preview:
         print(rows.preview(options.preview, has_colour=sys.stdout.isatty()))
     log.info("evaluation rows: %s", {name: len(found) for name, found in eval_rows.items()} or "none")

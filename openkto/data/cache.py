@@ -20,7 +20,7 @@ from openkto.errors import ConfigError
 from openkto.files import flush_to_disk
 
 # To be raised whenever the same data and settings give other tokens, or other columns.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 REPORT_FILE = "report.json"
 ROWS_FILE = "rows.arrow"
 

@@ -143,12 +143,16 @@ class UnpairedPreferenceDataset:
                 )
         self._index = np.concatenate(kept) if probs is None else _mix(kept, probs, seed)
         # The digests stand in the file; equal numbers, counted by first appearance, are enough once it is open.
-        keys = table.column("prompt_key").combine_chunks().dictionary_encode().indices.to_numpy()
-        self._rows = stored.remove_columns("prompt_key")
+        keys = {
+            name: table.column(name).combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+            for name in ("prompt_key", "completion_key")
+        }
+        self._rows = stored.remove_columns(list(keys))
         self.rows: np.ndarray = table.column("row").to_numpy()[self._index]
         self.labels: np.ndarray = labels[self._index]
         self.weights: np.ndarray = weights[self._index]
-        self.prompt_keys: np.ndarray = keys.astype(np.int64)[self._index]
+        self.prompt_keys: np.ndarray = keys["prompt_key"][self._index]
+        self.completion_keys: np.ndarray = keys["completion_key"][self._index]
         self.prompt_lengths: np.ndarray = prompt_lengths[self._index]
         self.completion_lengths: np.ndarray = completion_lengths[self._index]
         if not self.weights.any():

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from openkto.data.batch import IntArray, batch_bounds, epoch_order, pair_mismatched
+from openkto.data.batch import IntArray, batch_bounds, epoch_order
+from openkto.data.pairing import pair_mismatched
 from openkto.data.plan import Plan, plan_micro_batches
 from openkto.errors import ConfigError, DataError
 
@@ -33,6 +34,7 @@ class TokenRows(Protocol):
     rows: NDArray[np.int64]
     labels: NDArray[np.bool_]
     prompt_keys: NDArray[np.int64]
+    completion_keys: NDArray[np.int64]
     prompt_lengths: NDArray[np.int32]
     completion_lengths: NDArray[np.int32]
     pad_token_id: int
@@ -64,7 +66,7 @@ class RankBatch(NamedTuple):
     rows: NDArray[np.int64]  # [N] source row numbers in batch order
     kl_rows: NDArray[np.int64]  # [N] whose completion each was paired with; empty without mismatched pairs
     same_prompt: int  # pairs of the whole batch that share their prompt
-    same_completion: int  # pairs on this rank with another prompt whose completion equals the row's own
+    same_completion: int  # those with another prompt whose completion equals the row's own
     desirable_tokens: int  # on this rank: the scored tokens of the desirable rows
     matched_lines: list[int]  # [R] how many lines each rank's matched micro-batches have together, dummies too
     matched_tokens: int  # of the whole batch, as all below
@@ -262,19 +264,16 @@ class KTODataLoader:
         if not self.needs_mismatched:
             pairs = (np.empty(0, dtype=np.int64), 0, 0)
             return RankBatch(matched, [], rows_N, *pairs, desirable, lines, tokens, 0, slots)
-        keys_N = data.prompt_keys[index_N]
-        partner_N = pair_mismatched(keys_N)
-        same_prompt = int(np.sum(keys_N == keys_N[partner_N]))
+        prompts_N, completions_N = data.prompt_keys[index_N], data.completion_keys[index_N]
+        partner_N = pair_mismatched(prompts_N, completions_N)
+        same_prompt_N = prompts_N == prompts_N[partner_N]
+        same_completion_N = (completions_N == completions_N[partner_N]) & ~same_prompt_N
         pair_lengths_N = self.pair_lengths(index_N, index_N[partner_N])
         plan = self.plan(pair_lengths_N, with_gradient=False)
-        mismatched, same_completion = [], 0
-        for shares in plan:
-            share = shares[self.rank]
-            micro_batch, same = self._mismatched(index_N[share], index_N[partner_N][share])
-            mismatched.append(micro_batch)
-            same_completion += same
+        shares_of_rank = [shares[self.rank] for shares in plan]
+        mismatched = [self._mismatched(index_N[share], index_N[partner_N][share]) for share in shares_of_rank]
         slots, others = slots + self._slots(plan, pair_lengths_N), int(pair_lengths_N.sum())
-        pairs = (rows_N[partner_N], same_prompt, same_completion)
+        pairs = (rows_N[partner_N], int(same_prompt_N.sum()), int(same_completion_N.sum()))
         return RankBatch(matched, mismatched, rows_N, *pairs, desirable, lines, tokens, others, slots)
 
     def _slots(self, plan: Plan, lengths_N: IntArray) -> int:
@@ -291,13 +290,12 @@ class KTODataLoader:
         sequences = [data.cut(r["prompt_ids"], r["completion_ids"], r["completion_mask"]) for r in rows]
         return self._pinned(collate(sequences, rows, data.pad_token_id))
 
-    def _mismatched(self, index: IntArray, partner: IntArray) -> tuple[MicroBatch, int]:
+    def _mismatched(self, index: IntArray, partner: IntArray) -> MicroBatch:
         data = self.dataset
         pairs = [(data[int(i)], data[int(j)]) for i, j in zip(index, partner, strict=True)]
         sequences = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
-        same = sum(x["completion_ids"] == y["completion_ids"] and x["prompt_ids"] != y["prompt_ids"] for x, y in pairs)
         batch = self._pinned(collate(sequences, [x for x, _ in pairs], data.pad_token_id))
-        return {f"kl_{name}": tensor for name, tensor in batch.items()}, same
+        return {f"kl_{name}": tensor for name, tensor in batch.items()}
 
     def _pinned(self, micro_batch: MicroBatch) -> MicroBatch:
         if not self.pin_memory:

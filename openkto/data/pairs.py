@@ -9,8 +9,9 @@ import hashlib
 
 import numpy as np
 
-from openkto.data.batch import IntArray, pair_mismatched
+from openkto.data.batch import IntArray
 from openkto.data.loader import KTODataLoader, MicroBatch, TokenRows, collate
+from openkto.data.pairing import pair_mismatched
 from openkto.data.plan import Plan
 
 Sequence = tuple[list[int], list[int], list[bool]]
@@ -26,7 +27,8 @@ def pairs_of_run(loader: KTODataLoader, total_steps: int) -> IntArray:
             index_N = order[loader.bounds[b] : loader.bounds[b + 1]]
             found.append(index_N * n + index_N)
             if loader.needs_mismatched:
-                found.append(index_N * n + index_N[pair_mismatched(data.prompt_keys[index_N])])
+                partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
+                found.append(index_N * n + index_N[partner_N])
         codes = np.unique(np.concatenate(found))
     return np.stack(np.divmod(codes, max(n, 1)), axis=1)
 

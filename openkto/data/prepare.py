@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
         ("label", pa.bool_()),
         ("weight", pa.float64()),
         ("prompt_key", pa.binary(16)),
+        ("completion_key", pa.binary(16)),
     ]
 )
 
@@ -173,7 +174,12 @@ def _record_batch(
         [row.completion_mask for row in rows],
         labels,
         weights,
-        [hashlib.blake2b(np.asarray(row.prompt_ids, dtype="<i4").tobytes(), digest_size=16).digest() for row in rows],
+        [_digest(row.prompt_ids) for row in rows],
+        [_digest(row.completion_ids) for row in rows],
     ]
     arrays = [pa.array(values, type=column.type) for values, column in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _digest(ids: list[int]) -> bytes:
+    return hashlib.blake2b(np.asarray(ids, dtype="<i4").tobytes(), digest_size=16).digest()

@@ -60,7 +60,6 @@ class BeforeGradient(NamedTuple):
     z_ref: Tensor  # scalar, float64: the loss's reference point, wherever it comes from
     mismatched_mean: Tensor | None  # the same before the clamp; None where the loss needs no z_ref
     desirable_tokens: Tensor  # scalar: the scored tokens of the whole batch's desirable rows
-    same_completion: Tensor  # scalar: the whole batch's pairs of that kind
     mismatched_rows: Tensor  # [rows, 2] float64: this rank's pairs by row number, and their log-ratios
 
 
@@ -103,14 +102,13 @@ def forward_without_gradient(
     ]
     pairs_L2 = torch.cat(pairs) if pairs else torch.zeros(0, 2, dtype=torch.float64, device=device)
     # A dummy's log-ratio is 0.
-    known = [_scalar(number, device) for number in (batch.desirable_tokens, batch.same_completion)]
-    totals = strategy.all_reduce(torch.stack([pairs_L2[:, 1].sum(), *known]))
+    totals = strategy.all_reduce(torch.stack([pairs_L2[:, 1].sum(), _scalar(batch.desirable_tokens, device)]))
     if loss.needs_z_ref:
         num_rows = _scalar(len(batch.rows), device)
         z_ref, mean = reference_point(totals[0], num_rows), totals[0] / num_rows
     else:
         z_ref, mean = _scalar(shift, device), None
-    return BeforeGradient(ref_matched, z_ref, mean, totals[1], totals[2], pairs_L2)
+    return BeforeGradient(ref_matched, z_ref, mean, totals[1], pairs_L2)
 
 
 def _scalar(number: float, device: torch.device) -> Tensor:

@@ -325,7 +325,7 @@ class KTOTrainer:
                 batch.mismatched_tokens,
                 batch.slots,
                 batch.same_prompt,
-                int(before.same_completion),
+                batch.same_completion,
             ),
             grad_norm=result.grad_norm,
             applied=result.applied,

@@ -82,6 +82,14 @@ def test_prompt_keys_are_equal_where_prompts_are(write_lines):
     assert dataset.prompt_keys.tolist() == [0, 0, 1, 1, 0, 1, 2]
 
 
+def test_completion_keys_are_equal_where_completions_are(write_lines):
+    answers = ["yes", "no", "yes", "yes ", "no"]
+    found = [{"prompt": f"question {i}", "completion": a, "label": i % 2 == 0} for i, a in enumerate(answers)]
+    dataset = make(write_lines(found), max_len=14)  # cut, the completions are all equal
+    assert dataset.completion_keys.tolist() == [0, 1, 0, 2, 1]
+    assert dataset.completion_keys.dtype == np.int64
+
+
 def test_all_containers_give_the_same_rows(tmp_path, write_lines):
     data = rows(2, 2)
     table = pa.Table.from_pylist(data)

@@ -125,7 +125,7 @@ def test_equal_completions_under_different_prompts_are_counted():
     for name in ("completion_ids", "completion_mask"):
         rows.items[1][name] = rows.items[0][name]
     rows.completion_lengths[1] = rows.completion_lengths[0]
-    (batch,) = KTODataLoader(rows, None, 3)
+    (batch,) = KTODataLoader(TokenRowList(rows.items, rows.prompt_keys), None, 3)
     assert (batch.same_prompt, batch.same_completion) == (0, 1)
 
 
