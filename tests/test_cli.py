@@ -212,10 +212,10 @@ def test_a_bad_row_is_named_with_file_and_line(place, capsys):
     assert "maybe" in text
 
 
-def run_to_status(argv):
+def run_to_status(argv, command=train.main):
     stderr = sys.stderr
     sys.stderr = io.StringIO()
-    code = run(train.main, argv)
+    code = run(command, argv)
     text, sys.stderr = sys.stderr.getvalue(), stderr
     return code, text
 

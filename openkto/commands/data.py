@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from openkto.commands.same_run import check_same_rows
 from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig, eval_sets
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
@@ -99,12 +100,29 @@ def read_sets(
     """Return the rows to train on and the sets to evaluate on, made once a node and checked; all ranks must call it.
 
     Raises:
-        ConfigError, DataError: as `check_sets` and the sets themselves.
+        ConfigError, DataError: as `check_sets` and the sets themselves; the ranks have read different rows.
     """
     rows = made_once_a_node(strategy, lambda: training_set(config, tokenizer))
+    return rows, read_evaluation_sets(config, strategy, tokenizer, models, rows)
+
+
+def read_evaluation_sets(
+    config: RunConfig,
+    strategy: Any,
+    tokenizer: Any,
+    models: tuple[str, str],
+    rows: UnpairedPreferenceDataset | None = None,
+) -> dict[str, UnpairedPreferenceDataset]:
+    """Return the sets to evaluate on, likewise, and compare and check the training rows, if there are any, with them.
+
+    Raises:
+        ConfigError, DataError: as `read_sets`.
+    """
     eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    check_sets(config, models, [rows, *eval_rows.values()])
-    return rows, eval_rows
+    check_same_rows(strategy, rows, eval_rows)
+    sets = [*([rows] if rows is not None else []), *eval_rows.values()]
+    on_some_ranks(strategy, lambda: check_sets(config, models, sets), is_mine=True)
+    return eval_rows
 
 
 def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:
@@ -114,7 +132,10 @@ def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:
         ConfigError, DataError: on every rank, where making failed on any.
     """
     made = on_some_ranks(strategy, make, is_mine=strategy.local_rank == 0)
-    return make() if made is None else made
+    found = on_some_ranks(strategy, make, is_mine=made is None)
+    given = found if made is None else made
+    assert given is not None, "what is made is there"
+    return given
 
 
 def weights_of_classes(loss: LossConfig, dataset: UnpairedPreferenceDataset) -> tuple[float, float]:

@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
 
 def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any) -> dict[str, Any] | None:
     """Return each set's metrics by its name, the same on every rank; None where data was only to be checked."""
-    from openkto.commands.data import check_sets, evaluation_sets, made_once_a_node
+    from openkto.commands.data import read_evaluation_sets
+    from openkto.commands.same_run import fetch_models, prints_of_models, settings_of
     from openkto.commands.train import make_eval_loaders, make_strategy, measure_micro_batches
     from openkto.trainer.evaluation import evaluate_set
 
@@ -51,12 +52,15 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
         return None
     strategy = make_strategy(config)
     watchdog.phase("waiting for all ranks")
-    strategy.setup_distributed()
+    strategy.setup_distributed(settings_of(config))
+    watchdog.phase("fetching the models")
+    fetch_models(strategy, names)
+    watchdog.phase("hashing the models' files")
+    prints = prints_of_models(strategy, names, is_needed=config.model.ref_mode == "cached")
     watchdog.phase("reading the data")
-    sets = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
-    check_sets(config, names, list(sets.values()))
+    sets = read_evaluation_sets(config, strategy, tokenizer, names)
     loaders = make_eval_loaders(config, strategy, sets)
-    model, reference = load_models(config, strategy, names, list(loaders.values()), watchdog)
+    model, reference = load_models(config, strategy, names, prints, list(loaders.values()), watchdog)
     measure_micro_batches(config, strategy, model, list(loaders.values()), watchdog, with_gradient=False)
     loss, results = make_loss(config.loss), {}
     stop.begin_training()
@@ -100,17 +104,23 @@ def check_rows(config: RunConfig, options: RunOptions, names: tuple[str, str], t
 
 
 def load_models(
-    config: RunConfig, strategy: Any, names: tuple[str, str], loaders: list[Any], watchdog: Any
+    config: RunConfig,
+    strategy: Any,
+    names: tuple[str, str],
+    prints: dict[str, str],
+    loaders: list[Any],
+    watchdog: Any,
 ) -> tuple[Any, Any]:
     """Return the policy's engine and the reference, both checked, and tell the loaders how the policy runs rows."""
     from openkto.commands.reference import cached_reference
+    from openkto.commands.same_run import describe_models
     from openkto.commands.train import HEAD_TOLERANCE, check_reference, load_actor
     from openkto.trainer.flops import forward_work
     from openkto.trainer.reference import make_reference
 
     cached = None
     if config.model.ref_mode == "cached":
-        cached = cached_reference(config, strategy, loaders, files_of(strategy, names[1]), names[1], watchdog)
+        cached = cached_reference(config, strategy, loaders, describe_models(names, prints), names[1], watchdog)
     is_own = ref_is_adapter(config.model, has_adapter=is_adapter_folder(names[0]))
     watchdog.phase("loading the models")
     with strategy.model_loading():
@@ -125,15 +135,6 @@ def load_models(
     for loader in loaders:
         loader.packed, loader.attention_length = actor.packs, forward_work(actor).attention_length
     return model, make_reference(model, actor, cached or ref_model, strategy)
-
-
-def files_of(strategy: Any, reference: str) -> dict[str, Any]:
-    """Return what a cache is told of the reference's files; all ranks must call it."""
-    from openkto.distributed.agreement import on_some_ranks
-    from openkto.models.fingerprint import model_fingerprint
-
-    found = on_some_ranks(strategy, lambda: model_fingerprint(reference), is_mine=strategy.rank == 0)
-    return {"the files of the reference": strategy.gather_objects(found)[0]}
 
 
 def make_loss(loss: LossConfig) -> Any:

@@ -20,6 +20,7 @@ def main(argv: list[str]) -> None:
     from openkto.commands.data import read_sets
     from openkto.commands.reference import fill_and_check, open_cache
     from openkto.commands.resume import identity_of_command
+    from openkto.commands.same_run import fetch_models, settings_of
     from openkto.commands.train import check_models, checks_alone, make_loaders, make_strategy, model_names
     from openkto.distributed.watchdog import Watchdog
 
@@ -29,7 +30,10 @@ def main(argv: list[str]) -> None:
     if checks_alone(config, options, models, tokenizer):
         return
     with Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0"))) as watchdog:
-        strategy.setup_distributed()
+        strategy.setup_distributed(settings_of(config))
+        watchdog.phase("fetching the models")
+        fetch_models(strategy, models)
+        watchdog.phase("reading the data")
         rows, eval_rows = read_sets(config, strategy, tokenizer, models)
         loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)
         identity = identity_of_command(config, strategy, rows, models)

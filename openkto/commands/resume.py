@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
+from openkto.commands.same_run import describe_models, prints_of_models
 from openkto.config import LoraConfig, RunConfig, to_flat
 from openkto.data.dataset import UnpairedPreferenceDataset
-from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.tensor_parallel import split_of
-from openkto.models.adapter import base_of
 from openkto.models.export import RECORDS_BYTES
-from openkto.models.fingerprint import model_fingerprint
 from openkto.trainer.run_state import check_same_run
 from openkto.trainer.saving import count
 
@@ -34,20 +32,15 @@ ADAM_BYTES = 12  # a parameter's float32 master copy and two moments
 def identity_of_command(
     config: RunConfig, strategy: Any, rows: UnpairedPreferenceDataset, models: tuple[str, str]
 ) -> dict[str, Any]:
-    """Return what the command line says a run is; the trainer adds what it knows itself. All ranks must call it."""
+    """Return what the command line says a run is; the trainer adds what it knows itself. All ranks must call it.
 
-    def read() -> dict[str, Any]:
-        flat = to_flat(config)
-        same = {f"--{name}": list(v) if isinstance(v := flat[name], tuple) else v for name in SAME_SETTINGS}
-        prints = {name: model_fingerprint(name) for name in {*models, *map(base_of, models)}}
-        files = {
-            f"the files of the {role}": " on ".join(prints[part] for part in dict.fromkeys((name, base_of(name))))
-            for role, name in zip(("policy", "reference"), models, strict=True)
-        }
-        return same | files | {"the training rows (fingerprint)": rows.fingerprint()}
-
-    is_first = strategy.rank == 0
-    return strategy.gather_objects(on_some_ranks(strategy, read, is_mine=is_first))[0]
+    Raises:
+        ConfigError: the ranks have different model files, or some that cannot be read.
+    """
+    flat = to_flat(config)
+    same = {f"--{name}": list(v) if isinstance(v := flat[name], tuple) else v for name in SAME_SETTINGS}
+    files = describe_models(models, prints_of_models(strategy, models))
+    return same | files | {"the training rows (fingerprint)": rows.fingerprint()}
 
 
 def is_done(config: RunConfig, checkpoints: Checkpoints, identity: dict[str, Any]) -> bool:

@@ -59,6 +59,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     from openkto.commands.data import read_sets, warn_of_collisions, weights_of_classes
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done
+    from openkto.commands.same_run import fetch_models, settings_of
     from openkto.distributed.agreement import on_some_ranks
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
@@ -72,9 +73,11 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     if checks_alone(config, options, models, tokenizer):
         return
     watchdog.phase("waiting for all ranks")
-    strategy.setup_distributed()
+    strategy.setup_distributed(settings_of(config))
     is_first, folder = strategy.rank == 0, Path(config.output.save_path)
     on_some_ranks(strategy, lambda: lock_folders(config, locks), is_mine=is_first)
+    watchdog.phase("fetching the models")
+    fetch_models(strategy, models)
     watchdog.phase("reading the data")
     rows, eval_rows = read_sets(config, strategy, tokenizer, models)
     weights = weights_of_classes(config.loss, rows)
@@ -87,8 +90,9 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         desirable_loss_weight=weights[0],
         undesirable_loss_weight=weights[1],
     )
-    watchdog.phase("looking for a checkpoint")
+    watchdog.phase("hashing the models' files")
     identity = identity_of_command(config, strategy, rows, models)
+    watchdog.phase("looking for a checkpoint")
     flat = to_flat(config)
     known = {field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}
     args = FitArgs(**known, settings=flat, identity=identity)

@@ -90,6 +90,7 @@ class UnpairedPreferenceDataset:
         _check_settings(settings, max_len)
         self.tokenizer = tokenizer
         self.max_len = max_len
+        self._fingerprint: str | None = None  # once asked for: it takes a second for a gigabyte of tokens
         self.truncation: rule.Truncation = truncation
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.pad_token_id, pad_name = choose_pad_token(tokenizer)
@@ -208,6 +209,8 @@ class UnpairedPreferenceDataset:
 
     def fingerprint(self) -> str:
         """Return a hash of the rows in their order and of how they are cut: what training sees of the data."""
+        if self._fingerprint is not None:
+            return self._fingerprint
         digest = hashlib.sha256(repr((self.max_len, self.truncation, self.bos_token_id)).encode())
         lengths = (self.prompt_lengths, self.completion_lengths)
         for numbers in (self._index, self.rows, self.labels, self.weights, *lengths):
@@ -215,7 +218,8 @@ class UnpairedPreferenceDataset:
         for name in ("prompt_ids", "completion_ids", "completion_mask"):
             for chunk in self._rows.data.column(name).chunks:
                 digest.update(np.ascontiguousarray(chunk.flatten().to_numpy(zero_copy_only=False)).data)
-        return digest.hexdigest()[:16]
+        self._fingerprint = digest.hexdigest()[:16]
+        return self._fingerprint
 
     def preview(self, n: int, has_colour: bool = False) -> str:
         """Return n rows of each class as the model sees them, with the scored part marked."""

@@ -1,14 +1,19 @@
-"""What some ranks do alone, and all know the outcome of."""
+"""What some ranks do for all, and what all must have in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from openkto.errors import CheckpointError, ConfigError, DataError, OpenKTOError, TrainingError
+from openkto.errors import CheckpointError, ConfigError, DataError, OpenKTOError, StopError, TrainingError
 
 T = TypeVar("T")
 
 # The classes by which an error goes to other ranks: one of its own may not survive the way.
-KINDS: tuple[type[OpenKTOError], ...] = (ConfigError, DataError, TrainingError, CheckpointError, OpenKTOError)
+KINDS: tuple[type[OpenKTOError], ...] = (
+    *(ConfigError, DataError, TrainingError, CheckpointError, StopError),
+    OpenKTOError,
+)
+DIFFERENCES_NAMED = 4
+LONGEST_VALUE = 60  # characters
 
 
 class Ranks(Protocol):
@@ -21,19 +26,63 @@ class Ranks(Protocol):
 
 
 def on_some_ranks(strategy: Ranks, do: Callable[[], T], *, is_mine: bool) -> T | None:
-    """Do something on some ranks alone, and let every rank know how it went; return what it gave here.
+    """Do something on some ranks only, and let every rank know how it went; return what it gave here.
 
     Raises:
-        OpenKTOError: on every rank, where it was raised on any; of the same kind.
+        OpenKTOError: on every rank, where it was raised on any; of the same kind. What else was raised on a rank
+            is raised there, and is an OpenKTOError on the others, which would wait for that rank without end.
     """
     given: T | None = None
     failure: tuple[type[OpenKTOError], str] | None = None
+    own: Exception | None = None
     if is_mine:
         try:
             given = do()
         except OpenKTOError as error:
             failure = (next(kind for kind in KINDS if isinstance(error, kind)), str(error))
-    for found in strategy.gather_objects(failure):
-        if found is not None:
-            raise found[0](found[1])
+        except Exception as error:
+            own, failure = error, (OpenKTOError, f"rank {strategy.rank} failed with {type(error).__name__}: {error}")
+    found = next((found for found in strategy.gather_objects(failure) if found is not None), None)
+    if own is not None:
+        raise own
+    if found is not None:
+        raise found[0](found[1])
     return given
+
+
+def check_all_agree(strategy: Ranks, own: Mapping[str, Any]) -> None:
+    """Compare what must be the same on every rank, by the name that an error gives it; all ranks must call it.
+
+    The ranks need not even have the same names, so this may stand before everything that a difference would break.
+
+    Args:
+        own: plain values, which pickle and compare.
+
+    Raises:
+        ConfigError: on every rank, naming the first rank that differs from rank 0, and in what.
+    """
+    first, *others = strategy.gather_objects(dict(own))
+    apart = {rank: names for rank, other in enumerate(others, 1) if (names := _differing(first, other))}
+    if not apart:
+        return
+    rank, names = next(iter(apart.items()))
+    differences = [
+        f"{name}: rank 0 {_shown(first.get(name))}, rank {rank} {_shown(others[rank - 1].get(name))}"
+        for name in names[:DIFFERENCES_NAMED]
+    ]
+    if len(names) > DIFFERENCES_NAMED:
+        differences.append(f"and {len(names) - DIFFERENCES_NAMED} more")
+    more = f" ({len(apart)} of {strategy.world_size} ranks differ from rank 0)" if len(apart) > 1 else ""
+    raise ConfigError(
+        f"all ranks: must train the same run; got {'; '.join(differences)}{more}. Start every rank with the same "
+        "command, files and versions."
+    )
+
+
+def _differing(first: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [name for name in {**first, **other} if first.get(name) != other.get(name)]
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."

@@ -199,6 +199,14 @@ def merge_user_config(
     return merged
 
 
+def flat_config(config: dict[str, Any], prefix: str = "DeepSpeed's ") -> dict[str, Any]:
+    """Return each setting under its dotted name, as an error gives it."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= flat_config(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def _read(path: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]

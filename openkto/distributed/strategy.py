@@ -7,7 +7,7 @@ import contextlib
 import gc
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import deepspeed
@@ -21,11 +21,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers.integrations import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.cpu_adam import cpu_adam, problem_with_cpu_adam
 from openkto.distributed.ds_config import (
     SMALLEST_LOSS_SCALE,
     Precision,
     deepspeed_config,
+    flat_config,
     frozen_config,
     merge_user_config,
 )
@@ -139,15 +141,24 @@ class DeepspeedStrategy:
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
-    def setup_distributed(self) -> None:
+    def setup_distributed(self, settings: Mapping[str, Any] | None = None) -> None:
         """Join the process group, choose the device and seed every generator.
 
+        Args:
+            settings: what else must be the same on all ranks, by the name that an error gives it.
+
         Raises:
-            ConfigError: this device does not compute in the dtype, or the ranks cannot be divided as asked.
+            ConfigError: the ranks differ in a setting, this device does not compute in the dtype, or the ranks cannot
+                be divided as asked.
         """
         self.device, self.local_rank = start_process()
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
+        # Before anything else that the ranks do together: what differs would end in a hang, an abort, or a wrong run.
+        check_all_agree(self, settings or {})
+        names = ("precision", "seed", "full_determinism", "ref_offload", "deepcompile")
+        own = {name: vars(self)[name] for name in (*names, "tensor_parallel_size", "sequence_parallel_size")}
+        check_all_agree(self, own | flat_config(self.config))
         self.mesh = make_mesh(self.tensor_parallel_size, self.sequence_parallel_size)
         accelerator = deepspeed.accelerator.get_accelerator()
         supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}

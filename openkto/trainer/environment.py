@@ -10,23 +10,29 @@ import torch
 
 import openkto
 
-PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "peft", "flash-attn")
+PACKAGES = ("torch", "deepspeed", "transformers", "tokenizers", "datasets", "peft", "flash-attn")
 
 
 def environment(world_size: int, device: torch.device) -> dict[str, str | int]:
     """Return what the `run` line of metrics.jsonl holds."""
-    values: dict[str, str | int] = {"openkto": openkto.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            values[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    values: dict[str, str | int] = {**versions(), "python": platform.python_version()}
     values["world_size"] = world_size
     values["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     values["threads"] = torch.get_num_threads()
     commit = _git_commit()
     if commit:
         values["git_commit"] = commit
+    return values
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a run's numbers come from; a package that is not installed is left out."""
+    values = {"openkto": openkto.__version__}
+    for package in PACKAGES:
+        try:
+            values[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
     return values
 
 
