@@ -1,12 +1,15 @@
 """The cache: made once, complete or not there, keyed by everything that changes the tokens."""
 
+import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+import transformers
 
 from openkto.data.cache import cache_key, cached_folder, default_cache_dir
 from openkto.errors import ConfigError, DataError
@@ -56,13 +59,40 @@ def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(tmp_path):
     process.join()
     assert not (tmp_path / "k").exists()
     assert (cached_folder(tmp_path, "k", build) / "rows.arrow").read_text() == "rows"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["k"]  # and what it left is gone
+
+
+DAMAGES = {
+    "one flipped bit": lambda folder: (folder / "rows.arrow").write_bytes(b"rowr"),
+    "an empty report": lambda folder: (folder / "report.json").write_text(""),
+    "no report": lambda folder: (folder / "report.json").unlink(),
+    "no rows": lambda folder: (folder / "rows.arrow").unlink(),
+    "no hashes": lambda folder: (folder / "hashes.json").unlink(),
+    "hashes that are no JSON": lambda folder: (folder / "hashes.json").write_bytes(b"\xff"),
+    "hashes of nothing": lambda folder: (folder / "hashes.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_is_damaged_is_made_again_and_said(tmp_path, damage, caplog):
+    folder = cached_folder(tmp_path, "k", build)
+    damage(folder)
+    assert cached_folder(tmp_path, "k", build) == folder
+    assert (folder / "rows.arrow").read_text() == "rows"
+    assert caplog.messages == [f"warning: {folder}: the cached rows are damaged, and are made again"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["k"]
+    cached_folder(tmp_path, "k", build_for_ever)  # it is as it was written, and no more is made
+
+
+def winning(folder: Path) -> None:
+    (folder / "rows.arrow").write_text("the winner's")
+    (folder / "report.json").write_text("{}")
 
 
 def test_who_loses_the_race_uses_the_winner_s(tmp_path):
     def losing(folder: Path) -> None:
         build(folder)
-        cached_folder(tmp_path, "k", build)  # another process is done first
-        (tmp_path / "k" / "rows.arrow").write_text("the winner's")
+        cached_folder(tmp_path, "k", winning)  # another process is done first
 
     assert (cached_folder(tmp_path, "k", losing) / "rows.arrow").read_text() == "the winner's"
     assert [entry.name for entry in tmp_path.iterdir()] == ["k"]
@@ -73,7 +103,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError) as caught:
         cached_folder(tmp_path / "file", "k", build)
     assert str(caught.value) == (
-        f"data_cache_dir: must be a folder that can be written; got {tmp_path}/file (File exists)."
+        f"data_cache_dir: must be a folder that can be read and written; got {tmp_path}/file (File exists)."
         " Pass --data_cache_dir FOLDER with room for the tokenised rows."
     )
 
@@ -83,6 +113,15 @@ def test_the_folder_comes_from_the_environment_or_the_home(monkeypatch):
     assert default_cache_dir() == Path("/some/where")
     monkeypatch.delenv("OPENKTO_CACHE")
     assert default_cache_dir() == Path.home() / ".cache" / "openkto"
+
+
+def with_setting(**settings):
+    """Return the tokenizer as its files say, with a setting more in tokenizer_config.json."""
+    with tempfile.TemporaryDirectory() as folder:
+        byte_tokenizer().save_pretrained(folder)
+        file = Path(folder) / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+        return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def test_the_key_is_of_data_tokenizer_template_and_settings():
@@ -96,8 +135,16 @@ def test_the_key_is_of_data_tokenizer_template_and_settings():
         cache_key(["a"], byte_tokenizer(merges=(("a", "b"),)), settings),
         cache_key(["a"], byte_tokenizer(pad="eos"), settings),
         cache_key(["a"], byte_tokenizer(chat_template=CHAT_TEMPLATE + " "), settings),
+        cache_key(["a"], with_setting(split_special_tokens=True), settings),
+        cache_key(["a"], with_setting(add_prefix_space=True), settings),
+        cache_key(["a"], with_setting(legacy=False), settings),
+        cache_key(["a"], with_setting(a_setting_of_tomorrow=1), settings),
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_the_key_does_not_change_with_where_a_tokenizer_lies():
+    assert cache_key(["a"], with_setting(), {}) == cache_key(["a"], with_setting(), {})
 
 
 def test_the_key_does_not_change_with_a_tokenizer_s_use():
