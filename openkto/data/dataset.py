@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from openkto.checks import check_template
@@ -22,7 +21,7 @@ from openkto.data.problems import data_error
 from openkto.data.rows import RowSettings
 from openkto.data.sources import Source, find_sources
 from openkto.data.tokenize import choose_pad_token
-from openkto.errors import ConfigError, DataError
+from openkto.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -118,12 +117,7 @@ class UnpairedPreferenceDataset:
     def _open(self, folder: Path, sources: list[Source], probs: Sequence[float] | None, seed: int) -> None:
         """Map the prepared rows into memory, leave out what is too long, and mix."""
         prepared = load_prepared(folder)
-        try:
-            stored = datasets.Dataset.from_file(str(folder / ROWS_FILE))
-        except (OSError, pa.ArrowException) as error:
-            raise _damaged(folder, f"a file that cannot be opened ({error})") from None
-        if len(stored) != sum(prepared.rows_of_sources):
-            raise _damaged(folder, f"{len(stored)} rows of {sum(prepared.rows_of_sources)}")
+        stored = datasets.Dataset.from_file(str(folder / ROWS_FILE))
         table = stored.data
         labels = table.column("label").to_numpy()
         weights = table.column("weight").to_numpy()
@@ -224,10 +218,6 @@ class UnpairedPreferenceDataset:
     def preview(self, n: int, has_colour: bool = False) -> str:
         """Return n rows of each class as the model sees them, with the scored part marked."""
         return preview_rows(self, n, has_colour)
-
-
-def _damaged(folder: Path, got: str) -> DataError:
-    return data_error(str(folder), "the cached rows must be whole", got, "Delete the folder to make them again.")
 
 
 def _check_settings(settings: RowSettings, max_len: int) -> None:
