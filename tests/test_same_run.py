@@ -112,7 +112,9 @@ def test_evaluating_and_precomputing_compare_the_ranks_too(place):
     assert_all_say(
         refusals(place, precompute_reference.main, flags(place), flags(place, seed=2)), "--seed: rank 0 42, rank 1 2"
     )
+    write_model(place / "start", seed=1)
     common = ["--eval_dataset", f"{place}/rows.jsonl", "--max_len", "128", "--output", f"{place}/e.json"]
+    common += ["--ref_pretrain", f"{place}/start"]
     models = [f"{place}/model", str(other_weights(place))]
     argv = [[*common, "--pretrain", model] for model in models]
     assert_all_say(refusals(place, evaluate.main, *argv), "the files of the policy: rank 0 ")
