@@ -57,6 +57,7 @@ def main(argv: list[str]) -> None:
 def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any, locks: RunLocks) -> None:
     """Go the whole way from a configuration to a saved model."""
     from openkto.commands.data import read_sets, warn_of_collisions, weights_of_classes
+    from openkto.commands.outlook import say_outlook
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done
     from openkto.commands.same_run import fetch_models, settings_of
@@ -82,14 +83,14 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     rows, eval_rows = read_sets(config, strategy, tokenizer, models)
     weights = weights_of_classes(config.loss, rows)
     warn_of_collisions(config, rows)
-    rate = DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
     config = with_resolved(
         config,
         param_dtype=strategy.precision,
-        learning_rate=config.optim.learning_rate or rate,
+        learning_rate=learning_rate_of(config),
         desirable_loss_weight=weights[0],
         undesirable_loss_weight=weights[1],
     )
+    say_outlook(config, rows, eval_rows)
     watchdog.phase("hashing the models' files")
     identity = identity_of_command(config, strategy, rows, models)
     watchdog.phase("looking for a checkpoint")
@@ -171,6 +172,13 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
     return tokenizer
 
 
+def learning_rate_of(config: RunConfig) -> float:
+    """Return the highest learning rate of the schedule: that which is given, or the default of what trains."""
+    return config.optim.learning_rate or (
+        DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
+    )
+
+
 def checks_alone(config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any) -> bool:
     """Return whether this start is to check or to show the data and no more; the first rank has then done so."""
     if not (options.check or options.preview):
@@ -183,12 +191,14 @@ def checks_alone(config: RunConfig, options: RunOptions, models: tuple[str, str]
 def check_data(config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any) -> None:
     """Read all rows, say what there is to say of them, and show some where asked."""
     from openkto.commands.data import check_sets, evaluation_sets, training_set, warn_of_collisions, weights_of_classes
+    from openkto.commands.outlook import say_outlook
 
     rows = training_set(config, tokenizer)
     eval_rows = evaluation_sets(config, tokenizer)
     check_sets(config, models, [rows, *eval_rows.values()])
     weights_of_classes(config.loss, rows)
     warn_of_collisions(config, rows)
+    say_outlook(with_resolved(config, learning_rate=learning_rate_of(config)), rows, eval_rows)
     if options.preview:
         print(rows.preview(options.preview, has_colour=sys.stdout.isatty()))
     log.info("evaluation rows: %s", {name: len(found) for name, found in eval_rows.items()} or "none")

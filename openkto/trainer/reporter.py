@@ -23,6 +23,7 @@ from openkto.trainer.progress import Progress
 from openkto.trainer.records import belongs_to, go_back, set_aside
 from openkto.trainer.rng import Arrays
 from openkto.trainer.run_state import RunState
+from openkto.trainer.standstill import Standstill
 from openkto.trainer.throughput import StepCounts, Throughput, peak_memory_gib
 from openkto.trainer.trackers import Trackers
 
@@ -86,6 +87,7 @@ class Reporter:
         self.started = time.perf_counter()
         self.last: dict[str, float] = {}
         self.run, self.rows_per_epoch = run, loader.num_rows
+        self.standstill = Standstill()
         self.trackers: Trackers | None = None
         self.progress: Progress | None = None
         self.batches_file: Any = None
@@ -166,6 +168,7 @@ class Reporter:
     def step(self, batch: RankBatch, report: StepReport, seconds: float, *, is_last: bool) -> None:
         """Take one step in; write a line when one is due."""
         self._pool(report, seconds, self.work.of(batch))
+        self.standstill.see(self.run.step, report)
         self.num_tokens += report.counts.matched_tokens
         self.same_prompt += report.counts.same_prompt
         self.same_completion += report.counts.same_completion

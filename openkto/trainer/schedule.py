@@ -22,7 +22,7 @@ def create_scheduler(
     Raises:
         ConfigError: the schedule is no function of the step.
     """
-    warmup_steps = math.ceil(total_steps * warmup_ratio)
+    warm_up = warmup_steps(name, total_steps, warmup_ratio)
     if name == "cosine_warmup_with_min_lr":
         # Without a rate to begin warm-up at, it is the same curve, but read a step ahead: it would rise at the end.
         name = "cosine_with_min_lr"
@@ -30,16 +30,16 @@ def create_scheduler(
         "cosine_with_min_lr": {"min_lr_rate": min_lr_ratio},
         "polynomial": {"lr_end": min_lr_ratio * optimizer.defaults["lr"]},
         "warmup_stable_decay": {
-            "num_decay_steps": max(1, (total_steps - warmup_steps) // 10),
+            "num_decay_steps": max(1, (total_steps - warm_up) // 10),
             "min_lr_ratio": min_lr_ratio,
         },
     }
     scheduler = get_scheduler(
         name,
         optimizer,
-        num_warmup_steps=warmup_steps,
+        num_warmup_steps=warm_up,
         # `polynomial` divides by the steps after warm-up, and `linear` takes step t of t for its end.
-        num_training_steps=max(total_steps, warmup_steps + 1),
+        num_training_steps=max(total_steps, warm_up + 1),
         scheduler_specific_kwargs=floor.get(name),
     )
     if not isinstance(scheduler, LambdaLR):
@@ -50,6 +50,11 @@ def create_scheduler(
 def total_steps(steps_per_epoch: int, max_epochs: int, max_steps: int | None) -> int:
     """Return the length of a run, schedule included, in steps."""
     return max_steps or max_epochs * steps_per_epoch
+
+
+def warmup_steps(name: str, total_steps: int, warmup_ratio: float) -> int:
+    """Return how many of a run's steps are warm-up."""
+    return 0 if name == "constant" else math.ceil(total_steps * warmup_ratio)
 
 
 def learning_rates(scheduler: LambdaLR, update: int) -> list[float]:

@@ -1,0 +1,104 @@
+"""What a run will amount to, said before it starts: its steps, and a warning where they cannot teach the model much."""
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+
+from openkto.config import LOSSES_WITH_Z_REF, OptimConfig, RunConfig
+from openkto.data.batch import batch_bounds
+from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.trainer.schedule import rates_of_run, total_steps, warmup_steps
+
+log = logging.getLogger(__name__)
+
+FEW_STEPS = 20
+SMALL_BATCH = 8  # rows: with fewer, z_ref is mostly chance
+
+
+def say_outlook(config: RunConfig, rows: UnpairedPreferenceDataset, eval_rows: dict[str, Any]) -> None:
+    """Log the run's steps and tokens, and the warnings; the configuration's learning rate must be resolved."""
+    log.info("%s", describe_tokens(rows))
+    log.info("%s", describe_steps(config, len(rows)))
+    for line in outlook_warnings(config, len(rows), {name: len(found) for name, found in eval_rows.items()}):
+        log.warning("warning: %s", line)
+
+
+def describe_tokens(rows: UnpairedPreferenceDataset) -> str:
+    """Say how long prompts and completions are, before any cut, and how many tokens an epoch has."""
+    prompts, completions = (
+        f"{int(np.median(lengths))} in the median and {lengths.max()} at most"
+        for lengths in (rows.prompt_lengths, rows.completion_lengths)
+    )
+    total = int(rows.cut_lengths(rows.prompt_lengths, rows.completion_lengths).sum())
+    return f"tokens: prompts {prompts}, completions {completions}; {total} an epoch, with --max_len {rows.max_len}"
+
+
+def describe_steps(config: RunConfig, num_rows: int) -> str:
+    """Say in a line how many steps the run has, of how many rows, and at what learning rate."""
+    sizes, steps = _sizes_and_steps(config, num_rows)
+    epochs = f"{steps / len(sizes):.3g} epochs" if steps != len(sizes) else "1 epoch"
+    a_step = (
+        f"{sizes.max()} rows a step" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()} rows a step"
+    )
+    warm_up = warmup_steps(config.optim.lr_scheduler, steps, config.optim.lr_warmup_ratio)
+    return (
+        f"steps: {steps}, {epochs} of {num_rows} rows, {a_step}, {warm_up} of warm-up, learning rate up to "
+        f"{config.optim.learning_rate:g}"
+    )
+
+
+def outlook_warnings(config: RunConfig, num_rows: int, eval_rows: dict[str, int]) -> list[str]:
+    """Return a sentence for each thing that makes the run teach little, with the flag to change."""
+    optim, (sizes, steps) = config.optim, _sizes_and_steps(config, num_rows)
+    assert optim.learning_rate is not None, "resolved before"
+    warnings = []
+    if steps < FEW_STEPS:
+        has = "the run has 1 step" if steps == 1 else f"the run has {steps} steps"
+        warnings.append(f"{has}; under {FEW_STEPS} the model hardly moves. {_longer(config, num_rows)}")
+        rates = rates_of_run(
+            optim.learning_rate,
+            optim.lr_scheduler,
+            total_steps=steps,
+            warmup_ratio=optim.lr_warmup_ratio,
+            min_lr_ratio=optim.min_lr_ratio,
+        )
+        if not any(rates):
+            warnings.append(
+                f"--lr_scheduler {optim.lr_scheduler}: the learning rate of all steps is 0, so nothing is trained. "
+                f"Take {OptimConfig().lr_scheduler} or constant, or make the run longer."
+            )
+    if config.loss.loss_type in LOSSES_WITH_Z_REF:
+        if sizes.max() < SMALL_BATCH:
+            cure = "Raise --train_batch_size" if num_rows >= SMALL_BATCH else "Add rows"
+            warnings.append(f"{_few(int(sizes.max()), 'a step')} {cure}, or take --loss_type apo_zero_unpaired.")
+        warnings += [
+            f"{_few(count, f'the evaluation set {name}')} Add rows to it."
+            for name, count in eval_rows.items()
+            if count < SMALL_BATCH
+        ]
+    return warnings
+
+
+def _few(count: int, what: str) -> str:
+    return f"z_ref of {what} is a mean over {count} mismatched pairs, mostly chance below {SMALL_BATCH}."
+
+
+def _longer(config: RunConfig, num_rows: int) -> str:
+    """Return the flags that would make the run long enough."""
+    train = config.train
+    if train.max_steps is not None:
+        return "Raise --max_steps, or leave it out."
+    batch = min(train.train_batch_size, max(SMALL_BATCH, num_rows * train.max_epochs // FEW_STEPS))
+    change = [f"--train_batch_size {batch}"] if batch < train.train_batch_size else []
+    epochs = math.ceil(FEW_STEPS / max(1, len(batch_bounds(num_rows, batch)) - 1))
+    change += [f"--max_epochs {epochs}"] if epochs > train.max_epochs else []
+    return f"Pass {' '.join(change)}, for example, or give more rows."
+
+
+def _sizes_and_steps(config: RunConfig, num_rows: int) -> tuple[np.ndarray, int]:
+    """Return the rows in each batch of an epoch, and the steps of the run."""
+    train = config.train
+    sizes = np.diff(batch_bounds(num_rows, train.train_batch_size))
+    return sizes, total_steps(len(sizes), train.max_epochs, train.max_steps)

@@ -1,0 +1,74 @@
+"""What is said of a run's steps before it starts, and the warnings where they cannot teach the model much."""
+
+import numpy as np
+import pytest
+
+from openkto.commands.outlook import describe_steps, describe_tokens, outlook_warnings
+from openkto.config import from_flat
+from openkto.data.dataset import UnpairedPreferenceDataset
+from tests.text_rows import byte_tokenizer
+
+
+def run(**changes):
+    return from_flat({"pretrain": "m", "learning_rate": 1e-6, **changes})
+
+
+def test_the_steps_are_those_of_the_rows_not_of_the_flag():
+    assert describe_steps(run(), 96) == (
+        "steps: 1, 1 epoch of 96 rows, 96 rows a step, 1 of warm-up, learning rate up to 1e-06"
+    )
+    assert describe_steps(run(train_batch_size=8, max_epochs=3, lr_warmup_ratio=0.1), 100) == (
+        "steps: 39, 3 epochs of 100 rows, 4 to 8 rows a step, 4 of warm-up, learning rate up to 1e-06"
+    )
+    assert describe_steps(run(train_batch_size=8, max_steps=20, lr_scheduler="constant"), 80) == (
+        "steps: 20, 2 epochs of 80 rows, 8 rows a step, 0 of warm-up, learning rate up to 1e-06"
+    )
+
+
+def warned(num_rows, eval_rows=None, **changes):
+    return outlook_warnings(run(**changes), num_rows, eval_rows or {})
+
+
+def test_few_steps_are_warned_of_with_flags_that_make_twenty():
+    assert warned(96) == [
+        "the run has 1 step; under 20 the model hardly moves. Pass --train_batch_size 8 --max_epochs 2, for example, "
+        "or give more rows."
+    ]
+    assert warned(96, train_batch_size=8, max_epochs=2) == []
+    (line,) = warned(1000)
+    assert line.endswith("Pass --train_batch_size 50, for example, or give more rows.")
+    assert warned(1000, train_batch_size=50) == []
+    (line,) = warned(1000, max_steps=19)
+    assert line == "the run has 19 steps; under 20 the model hardly moves. Raise --max_steps, or leave it out."
+    assert warned(1000, max_steps=20) == []
+
+
+@pytest.mark.parametrize(("scheduler", "is_zero"), [("linear", True), ("cosine", True), ("cosine_with_min_lr", False)])
+def test_a_run_whose_every_step_has_rate_0_trains_nothing(scheduler, is_zero):
+    lines = warned(96, max_steps=1, lr_scheduler=scheduler, lr_warmup_ratio=0.0)
+    told = f"--lr_scheduler {scheduler}: the learning rate of all steps is 0, so nothing is trained."
+    assert any(line.startswith(told) for line in lines) is is_zero
+
+
+def test_a_reference_point_of_few_rows_is_warned_of_by_how_many_there_are():
+    (line,) = warned(200, train_batch_size=4)
+    assert line.startswith("z_ref of a step is a mean over 4 mismatched pairs, mostly chance below 8. Raise --train_b")
+    few = warned(6, max_steps=50)
+    assert few == [
+        "z_ref of a step is a mean over 6 mismatched pairs, mostly chance below 8. Add rows, or take --loss_type "
+        "apo_zero_unpaired."
+    ]
+    assert warned(200, {"held": 7, "large": 8}, train_batch_size=8) == [
+        "z_ref of the evaluation set held is a mean over 7 mismatched pairs, mostly chance below 8. Add rows to it."
+    ]
+    assert warned(200, {"held": 7}, train_batch_size=4, loss_type="bco") == []
+
+
+def test_the_tokens_of_an_epoch_are_counted_after_the_cut(tmp_path):
+    rows = [{"prompt": "a" * n, "completion": "b" * 4, "label": True} for n in (2, 4, 30)]
+    data = UnpairedPreferenceDataset(rows, byte_tokenizer(), 20, truncation="prompt", cache_dir=tmp_path)
+    totals = np.minimum(data.prompt_lengths + data.completion_lengths, 20)
+    assert describe_tokens(data) == (
+        f"tokens: prompts {int(np.median(data.prompt_lengths))} in the median and {data.prompt_lengths.max()} at most, "
+        f"completions 5 in the median and 5 at most; {totals.sum()} an epoch, with --max_len 20"
+    )
