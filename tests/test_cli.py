@@ -329,9 +329,22 @@ def test_a_missing_file_is_named(place, capsys):
 
 
 def test_check_reads_everything_and_trains_nothing(place, capsys, caplog):
+    (place / "model/model.safetensors").unlink()  # no weights are looked at
     code, _ = status(train.main, flags(place, "--check"), capsys)
     assert code == 0
     assert not (place / "out").exists()
+    said = caplog.messages
+    assert len(said) <= 24  # a screen
+    for line in (
+        f"models: trained: all parameters of {place}/model (llama); the reference: {place}/model",
+        "data: 20 rows: 13 desirable, 7 undesirable",
+        "steps: 3, 1 epoch of 20 rows, 4 to 8 rows a step, 1 of warm-up, learning rate up to 0.001",
+        "evaluation set eval:",
+        "data: 7 rows: 4 desirable, 3 undesirable",
+    ):
+        assert line in said
+    assert any(line.startswith("tokens: prompts ") for line in said)
+    assert any(line.startswith("warning: the run has 3 steps") for line in said)
 
 
 def test_what_cannot_be_paired_apart_is_said_before_training(place, capsys, caplog):

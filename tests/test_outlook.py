@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from openkto.commands.data import evaluation_sets
 from openkto.commands.outlook import describe_steps, describe_tokens, outlook_warnings
 from openkto.config import from_flat
 from openkto.data.dataset import UnpairedPreferenceDataset
-from tests.text_rows import byte_tokenizer
+from tests.text_rows import byte_tokenizer, write_rows
 
 
 def run(**changes):
@@ -25,8 +26,8 @@ def test_the_steps_are_those_of_the_rows_not_of_the_flag():
     )
 
 
-def warned(num_rows, eval_rows=None, **changes):
-    return outlook_warnings(run(**changes), num_rows, eval_rows or {})
+def warned(num_rows, **changes):
+    return outlook_warnings(run(**changes), num_rows)
 
 
 def test_few_steps_are_warned_of_with_flags_that_make_twenty():
@@ -58,10 +59,20 @@ def test_a_reference_point_of_few_rows_is_warned_of_by_how_many_there_are():
         "z_ref of a step is a mean over 6 mismatched pairs, mostly chance below 8. Add rows, or take --loss_type "
         "apo_zero_unpaired."
     ]
-    assert warned(200, {"held": 7, "large": 8}, train_batch_size=8) == [
-        "z_ref of the evaluation set held is a mean over 7 mismatched pairs, mostly chance below 8. Add rows to it."
-    ]
-    assert warned(200, {"held": 7}, train_batch_size=4, loss_type="bco") == []
+    assert warned(200, train_batch_size=8) == []
+    assert warned(200, train_batch_size=4, loss_type="bco") == []
+
+
+def test_an_evaluation_set_of_few_rows_is_warned_of_likewise(tmp_path, caplog):
+    for loss_type in ("kto", "bco"):
+        write_rows(tmp_path / "held.jsonl", 7)
+        config = run(eval_dataset=[f"{tmp_path}/held.jsonl"], data_cache_dir=str(tmp_path), loss_type=loss_type)
+        evaluation_sets(config, byte_tokenizer())
+    (line,) = [record.getMessage() for record in caplog.records if "z_ref" in record.getMessage()]
+    assert line == (
+        "warning: z_ref of the evaluation set held is a mean over 7 mismatched pairs, mostly chance below 8. Add rows "
+        "to it."
+    )
 
 
 def test_the_tokens_of_an_epoch_are_counted_after_the_cut(tmp_path):

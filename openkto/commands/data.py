@@ -9,13 +9,14 @@ from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig,
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.loader import check_pairable
-from openkto.data.pairing import unavoidable_collisions
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import DataError
 from openkto.models.loading import check_fits, load_config
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+FEW_PAIRS = 8  # with fewer, z_ref is mostly chance
 
 
 def training_set(config: RunConfig, tokenizer: Any) -> UnpairedPreferenceDataset:
@@ -25,10 +26,18 @@ def training_set(config: RunConfig, tokenizer: Any) -> UnpairedPreferenceDataset
 
 def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPreferenceDataset]:
     """Return the sets to evaluate on, by name."""
-    return {
-        name: _read([path], config.data.eval_split, config, tokenizer, None)
-        for name, path in eval_sets(config.data).items()
-    }
+    sets = {}
+    for name, path in eval_sets(config.data).items():
+        log.info("evaluation set %s:", name)
+        sets[name] = _read([path], config.data.eval_split, config, tokenizer, None)
+        if config.loss.loss_type in LOSSES_WITH_Z_REF and len(sets[name]) < FEW_PAIRS:
+            log.warning("warning: %s Add rows to it.", few_pairs(len(sets[name]), f"the evaluation set {name}"))
+    return sets
+
+
+def few_pairs(count: int, what: str) -> str:
+    """Say that z_ref is a mean over so few pairs."""
+    return f"z_ref of {what} is a mean over {count} mismatched pairs, mostly chance below {FEW_PAIRS}."
 
 
 def _read(
@@ -75,23 +84,6 @@ def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPr
                 # A pad token added to the tokenizer alone; any id pads, since masks come from lengths.
                 log.info("the model has no embedding for the pad token's id %d: id 0 pads", rows.pad_token_id)
                 rows.pad_token_id = 0
-
-
-def warn_of_collisions(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
-    """Say how many mismatched pairs of an epoch keep their own prompt or completion, however rows are paired."""
-    if config.loss.loss_type not in LOSSES_WITH_Z_REF:
-        return
-    keys, train = (rows.prompt_keys, rows.completion_keys), config.train
-    count = unavoidable_collisions(*keys, train.train_batch_size, train.seed)
-    if count:
-        log.warning(
-            "warning: %d of %d mismatched pairs of an epoch (%.1f%%) hold a row's own prompt or completion, whoever is "
-            "paired with whom, since one text stands in over half of a batch: z_ref takes in the rows' own rewards. "
-            "More varied rows help, and a larger --train_batch_size may; --loss_type apo_zero_unpaired needs no z_ref.",
-            count,
-            len(rows),
-            100 * count / len(rows),
-        )
 
 
 def read_sets(

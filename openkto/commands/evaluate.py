@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ def main(argv: list[str]) -> None:
 
 def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any) -> dict[str, Any] | None:
     """Return each set's metrics by its name, the same on every rank; None where data was only to be checked."""
+    from openkto.commands.check import is_check
     from openkto.commands.data import read_evaluation_sets
     from openkto.commands.same_run import fetch_models, prints_of_models, settings_of
     from openkto.commands.train import make_eval_loaders, make_strategy, measure_micro_batches
@@ -46,9 +46,7 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
 
     watchdog.phase("reading the models' configurations")
     names, tokenizer = find_models(config)
-    if options.check or options.preview:
-        if os.environ.get("RANK", "0") == "0":
-            check_rows(config, options, names, tokenizer)
+    if is_check(config, options, names, tokenizer, trains=False):
         return None
     strategy = make_strategy(config)
     watchdog.phase("waiting for all ranks")
@@ -89,18 +87,6 @@ def find_models(config: RunConfig) -> tuple[tuple[str, str], Any]:
     tokenizer = load_tokenizer_of(config, pretrain)
     check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
     return (pretrain, reference), tokenizer
-
-
-def check_rows(config: RunConfig, options: RunOptions, names: tuple[str, str], tokenizer: Any) -> None:
-    """Read all rows, and show some where asked."""
-    from openkto.commands.data import check_sets, evaluation_sets
-
-    sets = evaluation_sets(config, tokenizer)
-    check_sets(config, names, list(sets.values()))
-    if options.preview:
-        shown = [rows.preview(options.preview, has_colour=sys.stdout.isatty()) for rows in sets.values()]
-        print("\n\n".join(shown))
-    log.info("the configuration and the data are in order")
 
 
 def load_models(

@@ -2,27 +2,40 @@
 
 import logging
 import math
-from typing import Any
 
 import numpy as np
 
-from openkto.config import LOSSES_WITH_Z_REF, OptimConfig, RunConfig
+from openkto.commands.data import FEW_PAIRS, few_pairs
+from openkto.config import (
+    DEFAULT_LEARNING_RATE,
+    DEFAULT_LORA_LEARNING_RATE,
+    LOSSES_WITH_Z_REF,
+    OptimConfig,
+    RunConfig,
+    trains_adapter,
+)
 from openkto.data.batch import batch_bounds
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.pairing import unavoidable_collisions
 from openkto.trainer.schedule import rates_of_run, total_steps, warmup_steps
 
 log = logging.getLogger(__name__)
 
 FEW_STEPS = 20
-SMALL_BATCH = 8  # rows: with fewer, z_ref is mostly chance
 
 
-def say_outlook(config: RunConfig, rows: UnpairedPreferenceDataset, eval_rows: dict[str, Any]) -> None:
-    """Log the run's steps and tokens, and the warnings; the configuration's learning rate must be resolved."""
+def say_outlook(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
+    """Log the tokens and steps of the run, and the warnings."""
     log.info("%s", describe_tokens(rows))
     log.info("%s", describe_steps(config, len(rows)))
-    for line in outlook_warnings(config, len(rows), {name: len(found) for name, found in eval_rows.items()}):
+    for line in [*outlook_warnings(config, len(rows)), *collisions(config, rows)]:
         log.warning("warning: %s", line)
+
+
+def learning_rate_of(config: RunConfig) -> float:
+    """Return the highest learning rate of the schedule: that which is given, or the default of what trains."""
+    default = DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
+    return config.optim.learning_rate or default
 
 
 def describe_tokens(rows: UnpairedPreferenceDataset) -> str:
@@ -45,20 +58,19 @@ def describe_steps(config: RunConfig, num_rows: int) -> str:
     warm_up = warmup_steps(config.optim.lr_scheduler, steps, config.optim.lr_warmup_ratio)
     return (
         f"steps: {steps}, {epochs} of {num_rows} rows, {a_step}, {warm_up} of warm-up, learning rate up to "
-        f"{config.optim.learning_rate:g}"
+        f"{learning_rate_of(config):g}"
     )
 
 
-def outlook_warnings(config: RunConfig, num_rows: int, eval_rows: dict[str, int]) -> list[str]:
+def outlook_warnings(config: RunConfig, num_rows: int) -> list[str]:
     """Return a sentence for each thing that makes the run teach little, with the flag to change."""
     optim, (sizes, steps) = config.optim, _sizes_and_steps(config, num_rows)
-    assert optim.learning_rate is not None, "resolved before"
     warnings = []
     if steps < FEW_STEPS:
         has = "the run has 1 step" if steps == 1 else f"the run has {steps} steps"
         warnings.append(f"{has}; under {FEW_STEPS} the model hardly moves. {_longer(config, num_rows)}")
         rates = rates_of_run(
-            optim.learning_rate,
+            learning_rate_of(config),
             optim.lr_scheduler,
             total_steps=steps,
             warmup_ratio=optim.lr_warmup_ratio,
@@ -69,20 +81,26 @@ def outlook_warnings(config: RunConfig, num_rows: int, eval_rows: dict[str, int]
                 f"--lr_scheduler {optim.lr_scheduler}: the learning rate of all steps is 0, so nothing is trained. "
                 f"Take {OptimConfig().lr_scheduler} or constant, or make the run longer."
             )
-    if config.loss.loss_type in LOSSES_WITH_Z_REF:
-        if sizes.max() < SMALL_BATCH:
-            cure = "Raise --train_batch_size" if num_rows >= SMALL_BATCH else "Add rows"
-            warnings.append(f"{_few(int(sizes.max()), 'a step')} {cure}, or take --loss_type apo_zero_unpaired.")
-        warnings += [
-            f"{_few(count, f'the evaluation set {name}')} Add rows to it."
-            for name, count in eval_rows.items()
-            if count < SMALL_BATCH
-        ]
+    if config.loss.loss_type in LOSSES_WITH_Z_REF and sizes.max() < FEW_PAIRS:
+        cure = "Raise --train_batch_size" if num_rows >= FEW_PAIRS else "Add rows"
+        warnings.append(f"{few_pairs(int(sizes.max()), 'a step')} {cure}, or take --loss_type apo_zero_unpaired.")
     return warnings
 
 
-def _few(count: int, what: str) -> str:
-    return f"z_ref of {what} is a mean over {count} mismatched pairs, mostly chance below {SMALL_BATCH}."
+def collisions(config: RunConfig, rows: UnpairedPreferenceDataset) -> list[str]:
+    """Say how many mismatched pairs of an epoch keep their own prompt or completion, however rows are paired."""
+    if config.loss.loss_type not in LOSSES_WITH_Z_REF:
+        return []
+    train = config.train
+    count = unavoidable_collisions(rows.prompt_keys, rows.completion_keys, train.train_batch_size, train.seed)
+    if count == 0:
+        return []
+    return [
+        f"{count} of {len(rows)} mismatched pairs of an epoch ({100 * count / len(rows):.1f}%) hold a row's own prompt "
+        "or completion, whoever is paired with whom, since one text stands in over half of a batch: z_ref takes in the "
+        "rows' own rewards. More varied rows help, and a larger --train_batch_size may; --loss_type apo_zero_unpaired "
+        "needs no z_ref."
+    ]
 
 
 def _longer(config: RunConfig, num_rows: int) -> str:
@@ -90,7 +108,7 @@ def _longer(config: RunConfig, num_rows: int) -> str:
     train = config.train
     if train.max_steps is not None:
         return "Raise --max_steps, or leave it out."
-    batch = min(train.train_batch_size, max(SMALL_BATCH, num_rows * train.max_epochs // FEW_STEPS))
+    batch = min(train.train_batch_size, max(FEW_PAIRS, num_rows * train.max_epochs // FEW_STEPS))
     change = [f"--train_batch_size {batch}"] if batch < train.train_batch_size else []
     epochs = math.ceil(FEW_STEPS / max(1, len(batch_bounds(num_rows, batch)) - 1))
     change += [f"--max_epochs {epochs}"] if epochs > train.max_epochs else []

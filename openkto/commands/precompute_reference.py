@@ -17,17 +17,18 @@ def main(argv: list[str]) -> None:
     config, options = parse(argv, "precompute_reference")
     for line in options.warnings:
         log.warning("warning: %s", line)
+    from openkto.commands.check import is_check
     from openkto.commands.data import read_sets
     from openkto.commands.reference import fill_and_check, open_cache
     from openkto.commands.resume import identity_of_command
     from openkto.commands.same_run import fetch_models, settings_of
-    from openkto.commands.train import check_models, checks_alone, make_loaders, make_strategy, model_names
+    from openkto.commands.train import check_models, make_loaders, make_strategy, model_names
     from openkto.distributed.watchdog import Watchdog
 
     models = model_names(config)
     tokenizer = check_models(config, *models)
     strategy = make_strategy(config)
-    if checks_alone(config, options, models, tokenizer):
+    if is_check(config, options, models, tokenizer):
         return
     with Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0"))) as watchdog:
         strategy.setup_distributed(settings_of(config))

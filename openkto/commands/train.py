@@ -6,14 +6,11 @@ Read `main` from the top: it is the whole way from the command line to the saved
 import dataclasses
 import logging
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from openkto.config import (
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_LORA_LEARNING_RATE,
     LOSSES_WITH_Z_REF,
     LoraConfig,
     RunConfig,
@@ -56,8 +53,9 @@ def main(argv: list[str]) -> None:
 
 def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any, locks: RunLocks) -> None:
     """Go the whole way from a configuration to a saved model."""
-    from openkto.commands.data import read_sets, warn_of_collisions, weights_of_classes
-    from openkto.commands.outlook import say_outlook
+    from openkto.commands.check import is_check
+    from openkto.commands.data import read_sets, weights_of_classes
+    from openkto.commands.outlook import learning_rate_of, say_outlook
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done
     from openkto.commands.same_run import fetch_models, settings_of
@@ -71,7 +69,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     models = model_names(config)
     tokenizer = check_models(config, *models)
     strategy = make_strategy(config)
-    if checks_alone(config, options, models, tokenizer):
+    if is_check(config, options, models, tokenizer):
         return
     watchdog.phase("waiting for all ranks")
     strategy.setup_distributed(settings_of(config))
@@ -82,7 +80,6 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     watchdog.phase("reading the data")
     rows, eval_rows = read_sets(config, strategy, tokenizer, models)
     weights = weights_of_classes(config.loss, rows)
-    warn_of_collisions(config, rows)
     config = with_resolved(
         config,
         param_dtype=strategy.precision,
@@ -90,7 +87,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         desirable_loss_weight=weights[0],
         undesirable_loss_weight=weights[1],
     )
-    say_outlook(config, rows, eval_rows)
+    say_outlook(config, rows)
     watchdog.phase("hashing the models' files")
     identity = identity_of_command(config, strategy, rows, models)
     watchdog.phase("looking for a checkpoint")
@@ -170,39 +167,6 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
             f"{config.output.save_path}. Name another folder."
         )
     return tokenizer
-
-
-def learning_rate_of(config: RunConfig) -> float:
-    """Return the highest learning rate of the schedule: that which is given, or the default of what trains."""
-    return config.optim.learning_rate or (
-        DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
-    )
-
-
-def checks_alone(config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any) -> bool:
-    """Return whether this start is to check or to show the data and no more; the first rank has then done so."""
-    if not (options.check or options.preview):
-        return False
-    if os.environ.get("RANK", "0") == "0":
-        check_data(config, options, models, tokenizer)
-    return True
-
-
-def check_data(config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any) -> None:
-    """Read all rows, say what there is to say of them, and show some where asked."""
-    from openkto.commands.data import check_sets, evaluation_sets, training_set, warn_of_collisions, weights_of_classes
-    from openkto.commands.outlook import say_outlook
-
-    rows = training_set(config, tokenizer)
-    eval_rows = evaluation_sets(config, tokenizer)
-    check_sets(config, models, [rows, *eval_rows.values()])
-    weights_of_classes(config.loss, rows)
-    warn_of_collisions(config, rows)
-    say_outlook(with_resolved(config, learning_rate=learning_rate_of(config)), rows, eval_rows)
-    if options.preview:
-        print(rows.preview(options.preview, has_colour=sys.stdout.isatty()))
-    log.info("evaluation rows: %s", {name: len(found) for name, found in eval_rows.items()} or "none")
-    log.info("the configuration and the data are in order")
 
 
 def make_loaders(config: RunConfig, strategy: Any, rows: Any, eval_rows: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

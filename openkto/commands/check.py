@@ -1,0 +1,71 @@
+"""`--check` and `--preview`: what a careful reader of all files would say, on one screen, without a model's weights."""
+
+import logging
+import os
+import sys
+from typing import Any
+
+from openkto.commands.data import check_sets, evaluation_sets, training_set, weights_of_classes
+from openkto.commands.outlook import say_outlook
+from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
+from openkto.flags import RunOptions
+from openkto.models.loading import load_config
+
+log = logging.getLogger(__name__)
+
+
+def is_check(
+    config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any, *, trains: bool = True
+) -> bool:
+    """Return whether this start is to check or show the data and no more; the first rank has then done so.
+
+    Args:
+        models: where the policy and the reference are loaded from.
+        trains: whether there are rows to train on, or only some to evaluate on.
+
+    Raises:
+        ConfigError, DataError: what is found to be wrong.
+    """
+    if not (options.check or options.preview):
+        return False
+    if os.environ.get("RANK", "0") == "0":
+        sets = check_training(config, models, tokenizer) if trains else []
+        sets += check_evaluation(config, models, tokenizer)
+        if options.preview:
+            shown = [rows.preview(options.preview, has_colour=sys.stdout.isatty()) for rows in sets[:1]]
+            print("\n\n".join(shown))
+        log.info("the configuration and the data are in order")
+    return True
+
+
+def check_training(config: RunConfig, models: tuple[str, str], tokenizer: Any) -> list[Any]:
+    """Read the rows to train on, and say what there is to say of them, the models and the run."""
+    log.info("models: %s", describe_models(config, models))
+    rows = training_set(config, tokenizer)
+    check_sets(config, models, [rows])
+    weights_of_classes(config.loss, rows)
+    say_outlook(config, rows)
+    return [rows]
+
+
+def check_evaluation(config: RunConfig, models: tuple[str, str], tokenizer: Any) -> list[Any]:
+    """Read the sets to evaluate on, and say what there is to say of them."""
+    sets = list(evaluation_sets(config, tokenizer).values())
+    check_sets(config, models, sets)
+    return sets
+
+
+def describe_models(config: RunConfig, models: tuple[str, str]) -> str:
+    """Say what is trained from what, against what."""
+    kind = load_config(models[0], config.model.trust_remote_code).model_type
+    has_adapter = trains_adapter(config)
+    trained = f"an adapter of rank {config.lora.lora_rank} on" if config.lora.lora_rank else "all parameters of"
+    if is_adapter_folder(models[0]):
+        trained = "the adapter"
+    if ref_is_adapter(config.model, has_adapter=has_adapter):
+        reference = "the policy as it starts"
+    elif may_be_cached(config, has_adapter=has_adapter) and config.model.ref_mode == "cached":
+        reference = f"{models[1]}, from the cache"
+    else:
+        reference = models[1]
+    return f"trained: {trained} {models[0]} ({kind}); the reference: {reference}"
