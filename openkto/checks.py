@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 from collections import Counter
 
 from openkto.config import (
     FLOORED_SCHEDULES,
     LOSSES_WITH_Z_REF,
+    TEMPLATE_ARGUMENTS,
     TOKEN_LOSSES,
     DataConfig,
     LoraConfig,
@@ -184,6 +186,7 @@ def _check_data(data: DataConfig, place: Place) -> None:
     if any(not path for _, path in map(split_eval_set, data.eval_dataset)):
         _fail(place("eval_dataset"), "must be PATH or NAME=PATH", "a name without a path", "Give the path.")
     check_template(place("input_template"), data.input_template, data.apply_chat_template)
+    template_kwargs(place("chat_template_kwargs"), data.chat_template_kwargs)
     known = {"--label_key": data.label_key, "--input_key": data.input_key, "--output_key": data.output_key}
     for flag, key in known.items():
         if data.weight_key is not None and data.weight_key == key:
@@ -195,7 +198,21 @@ def _check_data(data: DataConfig, place: Place) -> None:
             )
 
 
-def check_template(place: str, template: str | None, apply_chat_template: bool) -> None:
+def template_kwargs(place: str, text: str | None) -> dict[str, object]:
+    """Return the arguments for the chat template that a JSON text holds; raises a ConfigError where it is none."""
+    try:
+        value = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        _fail(place, "must be a JSON object", repr(text), "Correct it, or leave it out.")
+    reserved = sorted(TEMPLATE_ARGUMENTS & value.keys())
+    if reserved:
+        _fail(place, "must name arguments that only the chat template knows", repr(reserved[0]), "Leave that one out.")
+    return value
+
+
+def check_template(place: str, template: str | None, apply_chat_template: bool | None) -> None:
     """Raise a ConfigError for a template without one place for the prompt, or beside another one."""
     if template is not None and template.count("{}") != 1:
         _fail(

@@ -40,6 +40,14 @@ TOKEN_LOSSES = ("kto_humanline",)
 DEFAULT_LEARNING_RATE = 1e-6
 DEFAULT_LORA_LEARNING_RATE = 1e-5
 ALL_LINEAR = "all-linear"
+# What the tokenizer's apply_chat_template takes itself, so that --chat_template_kwargs may not set it.
+TEMPLATE_ARGUMENTS = frozenset(
+    (
+        *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
+        *("continue_final_message", "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "strftime_now"),
+    )
+)
 LARGE = 2**31  # a count beyond it is a slip of the hand
 
 
@@ -195,7 +203,18 @@ class DataConfig:
         default_text="text prompts as they are",
         openrlhf="'User: {}\\nAssistant: '",
     )
-    apply_chat_template: bool = option(False, "wrap text prompts in the chat template too, as message lists always are")
+    apply_chat_template: bool | None = option(
+        None,
+        "wrap text prompts in the chat template too, as message lists always are",
+        default_text="on where the tokenizer has a template, unless --input_template is given",
+        openrlhf="off",
+    )
+    chat_template_kwargs: str | None = option(
+        None,
+        "arguments for the chat template, a JSON object such as '{\"enable_thinking\": false}'; a row's own field "
+        "chat_template_kwargs goes over them",
+        default_text="none",
+    )
     max_len: int = option(2048, "longest prompt and completion together", "tokens", at_least=3, below=LARGE)
     truncation: str = option(
         "completion",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,9 @@ TITLES = {
     "output": "output and trackers",
     "checkpoint": "checkpoints and stops",
 }
+
+# What is a JSON object on the command line and may be a mapping in a YAML file.
+MAPPINGS = ("chat_template_kwargs",)
 
 # A boolean flag may stand alone.
 SWITCH = {"nargs": "?", "const": "true"}
@@ -281,6 +285,9 @@ def _read_yaml(path: str) -> dict[str, Given]:
         if key in found:
             line = key_node.start_mark.line + 1
             raise ConfigError(f"{path}:{line}: a key may stand once; got {key!r} again. Keep one of the two.")
+        if key in MAPPINGS and isinstance(value_node, yaml.MappingNode):
+            found[key] = Given(place, json.dumps(yaml.SafeLoader("").construct_document(value_node), default=str))
+            continue
         found[key] = Given(place, _plain(value_node, place))
     return found
 

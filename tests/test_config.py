@@ -148,7 +148,7 @@ def values_of(item) -> st.SearchStrategy:
         "list[float]": st.just([0.25, 0.75]),
         "tuple[float, float]": st.tuples(floats, floats),
     }
-    strategy = by_kind[kind_of(item)]
+    strategy = st.just('{"a": 1}') if item.name == "chat_template_kwargs" else by_kind[kind_of(item)]
     return st.none() | strategy if "None" in str(item.type) else strategy
 
 
@@ -223,6 +223,7 @@ def test_openrlhf_defaults_that_differ_are_said_unless_given():
         "attn_implementation: auto (OpenRLHF: flash_attention_2)",
         "param_dtype: bf16 on a GPU, fp32 on a CPU (OpenRLHF: bf16)",
         "input_template: text prompts as they are (OpenRLHF: 'User: {}\\nAssistant: ')",
+        "apply_chat_template: on where the tokenizer has a template, unless --input_template is given (OpenRLHF: off)",
         "beta: 0.1 (OpenRLHF: 0.01)",
         "learning_rate: 1e-6, with LoRA 1e-5 (OpenRLHF: 1e-5)",
         "grad_accum_dtype: fp32: bf16 loses 0.7% of the gradient (OpenRLHF: the model's own)",

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from openkto.checks import template_kwargs
 from openkto.commands.same_run import check_same_rows
 from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig, eval_sets
 from openkto.data.balance import describe_balance, resolve_weights
@@ -11,7 +12,7 @@ from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.loader import check_pairable
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import DataError
-from openkto.models.loading import check_fits, load_config
+from openkto.models.loading import check_fits, load_config, stop_token_ids
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,6 +62,8 @@ def _read(
         cache_dir=data.data_cache_dir,
         seed=config.train.seed,
         weight_key=data.weight_key,
+        chat_template_kwargs=template_kwargs("--chat_template_kwargs", data.chat_template_kwargs),
+        end_token_ids=stop_token_ids(tokenizer.name_or_path),
     )
 
 

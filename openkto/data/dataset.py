@@ -1,8 +1,9 @@
 """The dataset that training and evaluation read: tokenised labelled rows on a memory-mapped Arrow file."""
 
+import datetime
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +16,13 @@ import pyarrow.compute as pc
 from openkto.checks import check_template
 from openkto.data import truncation as rule
 from openkto.data.cache import ROWS_FILE, cache_key, cached_folder, default_cache_dir
+from openkto.data.notes import INFORMATION, WARNINGS
 from openkto.data.prepare import Preparation, load_prepared
 from openkto.data.preview import preview_rows
 from openkto.data.problems import data_error
-from openkto.data.rows import RowSettings
+from openkto.data.row import RowSettings
 from openkto.data.sources import Source, find_sources
+from openkto.data.template import uses_date
 from openkto.data.tokenize import choose_pad_token
 from openkto.errors import ConfigError
 
@@ -46,6 +49,8 @@ class DataReport:
     merged: int
     template_differs: int
     special_markup: int
+    notes: dict[str, int]  # kept rows before mixing, by what was special about them (openkto/data/notes.py)
+    unread: list[str]  # the fields with values that nothing reads
 
 
 class UnpairedPreferenceDataset:
@@ -61,6 +66,11 @@ class UnpairedPreferenceDataset:
         cache_dir: where tokenised rows are kept; None is $OPENKTO_CACHE or ~/.cache/openkto.
         seed: of the mixing.
         weight_key: the field with each row's own weight; None weighs every row 1.
+        apply_chat_template: whether text prompts are wrapped; None: where the tokenizer has a chat template, unless
+            there is an input_template.
+        chat_template_kwargs: arguments for the chat template; a row's own go over them.
+        end_token_ids: where generation stops beside the tokenizer's EOS: generation_config's eos_token_id.
+        template_date: the day, YYYY-MM-DD, that a chat template which prints today's date prints; None is today.
 
     Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
     """
@@ -78,14 +88,31 @@ class UnpairedPreferenceDataset:
         output_key: str | None = None,
         label_key: str = "label",
         input_template: str | None = None,
-        apply_chat_template: bool = False,
+        apply_chat_template: bool | None = None,
         truncation: rule.Truncation = "completion",
         on_bad_rows: Literal["error", "skip"] = "error",
         cache_dir: str | Path | None = None,
         seed: int = 42,
         weight_key: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        end_token_ids: Sequence[int] = (),
+        template_date: str | None = None,
     ) -> None:
-        settings = RowSettings(input_key, output_key, label_key, input_template, apply_chat_template, weight_key)
+        settings = RowSettings(
+            input_key,
+            output_key,
+            label_key,
+            input_template,
+            apply_chat_template,
+            weight_key,
+            dict(chat_template_kwargs or {}),
+        )
+        if uses_date(tokenizer) and template_date is None:
+            template_date = datetime.date.today().isoformat()
+        rendering: dict[str, Any] = {
+            "end_token_ids": list(end_token_ids),
+            "template_date": template_date if uses_date(tokenizer) else None,
+        }
         _check_settings(settings, max_len)
         self.tokenizer = tokenizer
         self.max_len = max_len
@@ -104,12 +131,15 @@ class UnpairedPreferenceDataset:
             )
 
         def build(folder: Path) -> None:
-            Preparation(tokenizer, settings, max_samples=max_samples, on_bad_rows=on_bad_rows).write(sources, folder)
+            preparation = Preparation(
+                tokenizer, settings, max_samples=max_samples, on_bad_rows=on_bad_rows, **rendering
+            )
+            preparation.write(sources, folder)
 
         key = cache_key(
             [found.digest() for found in sources],
             tokenizer,
-            {**asdict(settings), "max_samples": max_samples, "on_bad_rows": on_bad_rows},
+            {**asdict(settings), **rendering, "max_samples": max_samples, "on_bad_rows": on_bad_rows},
         )
         root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
         self._open(cached_folder(root, key, build), sources, dataset_probs, seed)
@@ -167,6 +197,8 @@ class UnpairedPreferenceDataset:
             merged=prepared.merged,
             template_differs=prepared.template_differs,
             special_markup=prepared.special_markup,
+            notes=prepared.notes,
+            unread=prepared.unread,
         )
         _say(self.report, self.max_len)
 
@@ -265,3 +297,11 @@ def _say(report: DataReport, max_len: int) -> None:
     for what, count in notes.items():
         if count:
             logger.info("data: %d rows: %s", count, what)
+    for kind, count in report.notes.items():
+        if kind in WARNINGS:
+            logger.warning("warning: data: %d rows: %s", count, WARNINGS[kind])
+        else:
+            logger.info("data: %d rows: %s", count, INFORMATION[kind])
+    if report.unread:
+        more = ", ..." if len(report.unread) > 12 else ""
+        logger.info("data: fields that are not read: %s%s", ", ".join(report.unread[:12]), more)

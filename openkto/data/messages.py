@@ -1,5 +1,8 @@
 """Normalise chat messages: role/content or from/value, tool calls, content in parts."""
 
+import json
+
+from openkto.config import TEMPLATE_ARGUMENTS
 from openkto.data.problems import BadRow, shorten
 from openkto.data.readers import parse_json
 
@@ -59,6 +62,67 @@ def read_tools(place: str, value: object) -> list[object] | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRow(place, "tools", "tools must be a list of tool schemas, or its JSON text", shorten(value))
     return tools
+
+
+def read_template_kwargs(place: str, value: object) -> dict[str, object]:
+    """Return a row's own arguments for the chat template, given as an object or its JSON text."""
+    if value is None or value == "":
+        return {}
+    kwargs = value
+    if isinstance(value, str):
+        try:
+            kwargs = parse_json(value)
+        except (ValueError, RecursionError):
+            kwargs = None
+    reserved = sorted(TEMPLATE_ARGUMENTS & kwargs.keys()) if isinstance(kwargs, dict) else []
+    if not isinstance(kwargs, dict) or reserved:
+        rule = "chat_template_kwargs must be an object of arguments that only the chat template knows"
+        raise BadRow(place, "chat_template_kwargs", rule, shorten(value))
+    return kwargs
+
+
+def reasoning_of(message: Message) -> str:
+    """Return what an assistant's message says of its reasoning beside the content, under any of its usual names."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    return next((text for name in names if isinstance(text := message.get(name), str)), "")
+
+
+def calls_of(message: Message) -> list[dict[str, object]]:
+    """Return a message's tool calls, each with its name and arguments."""
+    calls = message.get("tool_calls")
+    found = [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [call for call in found if isinstance(call, dict)]
+
+
+def names_of_tools(tools: list[object] | None) -> list[str]:
+    """Return the names in the tools' schemas."""
+    found = [tool.get("function", tool) for tool in tools or [] if isinstance(tool, dict)]
+    return [name for tool in found if isinstance(tool, dict) and isinstance(name := tool.get("name"), str)]
+
+
+def with_arguments(message: Message, as_text: bool) -> Message:
+    """Return a message whose tool calls' arguments are all JSON texts, or all objects where they can be."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_arguments(call, as_text) for call in calls]}
+
+
+def _with_arguments(call: object, as_text: bool) -> object:
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_arguments(call["function"], as_text)}
+    arguments = call.get("arguments")
+    if as_text and isinstance(arguments, (dict, list)):
+        return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    if not as_text and isinstance(arguments, str):
+        try:
+            value = parse_json(arguments)
+        except (ValueError, RecursionError):
+            return call
+        return {**call, "arguments": value} if isinstance(value, dict) else call
+    return call
 
 
 def assistant(content: str) -> list[Message]:

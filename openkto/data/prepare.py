@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,8 @@ import pyarrow as pa
 
 from openkto.data.cache import REPORT_FILE, ROWS_FILE
 from openkto.data.problems import BadRow, data_error
-from openkto.data.rows import Row, RowReader, RowSettings
+from openkto.data.row import Row, RowSettings
+from openkto.data.rows import RowReader
 from openkto.data.sources import Source
 from openkto.data.tokenize import RowTokenizer, TokenizedRow
 
@@ -51,6 +53,8 @@ class Prepared:
     merged: int = 0
     template_differs: int = 0
     special_markup: int = 0
+    notes: dict[str, int] = field(default_factory=dict)  # rows, by what was special about them
+    unread: list[str] = field(default_factory=list)  # the fields with values that nothing reads
 
 
 def load_prepared(folder: Path) -> Prepared:
@@ -68,13 +72,16 @@ class Preparation:
         *,
         max_samples: int,
         on_bad_rows: Literal["error", "skip"],
+        end_token_ids: Sequence[int] = (),
+        template_date: str | None = None,
     ) -> None:
-        self._tokenizer = RowTokenizer(tokenizer)
+        self._tokenizer = RowTokenizer(tokenizer, end_token_ids=end_token_ids, template_date=template_date)
         self._settings = settings
         self._max_samples = max_samples
         self._on_bad_rows = on_bad_rows
         self._counts = Prepared()
         self._skipped: Counter[str] = Counter()
+        self._notes: Counter[str] = Counter()
         self._started = self._last_line = time.monotonic()
 
     def write(self, sources: list[Source], folder: Path) -> None:
@@ -94,14 +101,15 @@ class Preparation:
                 f"bad rows alone ({kinds})",
                 f"The first: {first}",
             )
-        self._counts.skipped = dict(self._skipped)
+        self._counts.skipped, self._counts.notes = dict(self._skipped), dict(self._notes)
         (folder / REPORT_FILE).write_text(json.dumps(asdict(self._counts)), encoding="utf-8")
         seconds = time.monotonic() - self._started
         logger.info("tokenised %d rows in %.1f s (%.0f rows/s)", rows, seconds, rows / max(seconds, 1e-9))
 
     def _write_source(self, source: Source, first_row: int, writer: Any, is_last: bool) -> int:
         """Write a source's rows; return how many row numbers it takes, those beyond max_samples included."""
-        reader = RowReader(self._settings)
+        template = self._tokenizer.template
+        reader = RowReader(self._settings, template.is_rendered if template.exists else None)
         records = ((part.name, place, value) for part in source.parts for place, value in part.records())
         batch: list[tuple[int, list[Row]]] = []
         written = 0
@@ -120,6 +128,7 @@ class Preparation:
         written += self._write_batch(batch, reader.rows_per_record, first_row, writer)
         self._counts.rows_read += (number + 1) * reader.rows_per_record
         self._counts.rows_of_sources.append(written)
+        self._counts.unread += [name for name in reader.unread if name not in self._counts.unread]
         # The next source's row numbers follow this source's full size.
         beyond = 0 if is_last else sum(1 for _ in records)
         return (number + 1 + beyond) * reader.rows_per_record
@@ -146,6 +155,7 @@ class Preparation:
             self._counts.merged += sum(row.is_merged for row in kept)
             self._counts.template_differs += sum(row.template_differs for row in kept)
             self._counts.special_markup += sum(row.has_special_markup for row in kept)
+            self._notes.update(note for row in kept for note in row.notes)
             writer.write_batch(_record_batch(numbers, labels, weights, kept))
         self._say_progress(numbers)
         return len(kept)

@@ -1,48 +1,25 @@
-"""Turn a raw record into one or two canonical rows: the formats, their keys, the labels.
+"""Read a record's fields: the formats, their keys, the labels, the prompt and the completion that `row` makes a row of.
 
 A source's format is recognised from its first record and holds for all of it, so a later record that lacks a field is a
 bad row and never read as something else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from openkto.data.labels import LabelReader
-from openkto.data.messages import Message, assistant, read_messages, read_tools, trailing_assistants, unpacked
+from openkto.data.messages import Message, read_messages, trailing_assistants
 from openkto.data.problems import BadRow, shorten
-from openkto.data.weights import read_weight
+from openkto.data.row import Row, RowMaker, RowSettings, field_names, read_field
 
 TURN_MARKER = "\n\nAssistant:"
 MEDIA_KEYS = ("images", "videos", "audios")
+READ_BESIDE = ("system", "tools", "chat_template_kwargs")
 KNOWN_FORMATS = (
     "prompt + completion + label; messages or conversations + label or kto_tag; prompt + chosen + rejected;"
     " conversations + chosen + rejected; chosen + rejected"
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One labelled completion. Prompt and completion are both text, or both message lists."""
-
-    place: str
-    prompt: str | list[Message]
-    completion: str | list[Message]
-    label: bool
-    tools: list[object] | None = None
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class RowSettings:
-    """How records are read: --input_key, --output_key, --label_key, --weight_key, --input_template, ..."""
-
-    input_key: str | None = None
-    output_key: str | None = None
-    label_key: str = "label"
-    input_template: str | None = None
-    apply_chat_template: bool = False
-    weight_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,10 +33,16 @@ class Format:
 
 
 class RowReader:
-    """Reads the records of one source, in order."""
+    """Reads the records of one source, in order.
 
-    def __init__(self, settings: RowSettings) -> None:
+    Args:
+        is_rendered: says whether a text holds the chat template's markup; None where there is no template.
+    """
+
+    def __init__(self, settings: RowSettings, is_rendered: Callable[[str], bool] | None = None) -> None:
         self._settings = settings
+        self._maker = RowMaker(settings, is_rendered)
+        self.unread: dict[str, None] = {}  # the names of fields with values that nothing reads, in order of appearance
         self._format: Format | None = None
         self._labels: dict[tuple[str, str], LabelReader] = {}  # by file and field
 
@@ -79,23 +62,24 @@ class RowReader:
         for key in MEDIA_KEYS:
             if value.get(key):
                 raise BadRow(place, "not text alone", f"{key} must be empty: only text is read", shorten(value[key]))
+        self._note_unread(self._format, value)
         if self._format.kind == "pairs":
             return self._read_pair(place, value, self._format.prompt_key)
         if self._format.kind == "conversation":
             assert self._format.prompt_key is not None, "a conversation has a key"
             prompt: object
             completion: object
-            messages = read_messages(place, self._format.prompt_key, _field(place, value, self._format.prompt_key))
+            messages = read_messages(place, self._format.prompt_key, read_field(place, value, self._format.prompt_key))
             prompt, completion = _split_conversation(place, self._format.prompt_key, messages)
         else:
             assert self._format.prompt_key is not None, "an unpaired row has a prompt key"
-            prompt = _field(place, value, self._format.prompt_key)
-            completion = _field(place, value, self._format.completion_key)
+            prompt = read_field(place, value, self._format.prompt_key)
+            completion = read_field(place, value, self._format.completion_key)
         label = self._read_label(place, file, value, self._format.label_key)
-        return [self._row(place, value, prompt, completion, label)]
+        return [self._maker.make(place, value, prompt, completion, label)]
 
     def _read_label(self, place: str, file: str, record: dict[str, object], key: str) -> bool:
-        given = _field(place, record, key, is_null_allowed=True)
+        given = read_field(place, record, key, is_null_allowed=True)
         label = self._labels.setdefault((file, key), LabelReader()).read(place, given)
         other = {"label": "kto_tag", "kto_tag": "label"}.get(key)
         if self._settings.label_key != "label" or other is None or record.get(other) is None:
@@ -106,68 +90,35 @@ class RowReader:
         return label
 
     def _read_pair(self, place: str, record: dict[str, object], prompt_key: str | None) -> list[Row]:
-        chosen, rejected = _field(place, record, "chosen"), _field(place, record, "rejected")
+        chosen, rejected = read_field(place, record, "chosen"), read_field(place, record, "rejected")
         prompt: object
         if prompt_key is None:
             prompt, chosen, rejected = implicit_prompt(place, chosen, rejected)
         else:
-            prompt = _field(place, record, prompt_key)
+            prompt = read_field(place, record, prompt_key)
             if isinstance(prompt, str) and isinstance(chosen, list) and isinstance(rejected, list):
                 prompt, chosen, rejected = _repeated_prompt(place, prompt, chosen, rejected)
         rows = [
-            self._row(place, record, prompt, chosen, label=True),
-            self._row(place, record, prompt, rejected, label=False),
+            self._maker.make(place, record, prompt, chosen, label=True),
+            self._maker.make(place, record, prompt, rejected, label=False),
         ]
         if rows[0].completion == rows[1].completion:
             raise BadRow(place, "equal pair", "chosen and rejected must differ", f"{shorten(chosen)} for both")
         return rows
 
-    def _row(self, place: str, record: dict[str, object], prompt: object, completion: object, label: bool) -> Row:
-        """Bring prompt and completion to one kind, both texts or both message lists."""
+    def _note_unread(self, form: Format, record: dict[str, object]) -> None:
         settings = self._settings
-        key = settings.weight_key
-        weight = 1.0 if key is None else read_weight(place, key, _field(place, record, key))
-        system = record.get("system")
-        if system is not None and not isinstance(system, str):
-            raise BadRow(place, "wrong type", "system must be text", shorten(system))
-        if isinstance(prompt, str) and not settings.apply_chat_template:
-            if not isinstance(completion, str):
-                rule = "the completion of a text prompt must be text"
-                cure = "Write it as text, or pass --apply_chat_template to make the prompt a message."
-                raise BadRow(place, "wrong type", rule, shorten(completion), cure)
-            for key in ("system", "tools"):
-                if record.get(key):
-                    cure = f"Pass --apply_chat_template, or write the {key} into the prompt."
-                    raise BadRow(place, key, f"{key} needs messages", "a text prompt", cure)
-            _check_not_empty(place, completion)
-            if settings.input_template is not None:
-                prompt = settings.input_template.replace("{}", prompt)
-            return Row(place, prompt, completion, label, weight=weight)
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-        elif settings.input_template is not None:
-            cure = "Leave --input_template out: messages go through the tokenizer's chat template."
-            raise BadRow(place, "wrong type", "--input_template needs text prompts", shorten(prompt), cure)
-        messages = read_messages(place, "the prompt", prompt)
-        if system:
-            if messages[0]["role"] == "system":
-                raise BadRow(place, "system", "there must be one system prompt", "one in messages and one in system")
-            messages = [{"role": "system", "content": system}, *messages]
-        if messages[-1]["role"] == "assistant":
-            raise BadRow(
-                place, "prompt ends with assistant", "a prompt must not end with the assistant", shorten(prompt)
-            )
-        if isinstance(completion, str):
-            completion = assistant(completion)
-        answer = read_messages(place, "the completion", completion)
-        if answer[0]["role"] != "assistant" or answer[-1]["role"] != "assistant":
-            rule = "a completion must begin and end with an assistant message"
-            got = f"the roles {', '.join(str(message['role']) for message in answer[:6])}"
-            raise BadRow(place, "completion not by assistant", rule, got)
-        for message in answer:
-            if message["role"] == "assistant" and not message.get("tool_calls"):
-                _check_not_empty(place, message["content"])
-        return Row(place, messages, answer, label, read_tools(place, record.get("tools")), weight)
+        read = {form.prompt_key, settings.weight_key, *READ_BESIDE, *MEDIA_KEYS}
+        if form.kind == "pairs":
+            read |= {"chosen", "rejected"}
+        else:
+            read |= {form.label_key} | ({"label", "kto_tag"} if settings.label_key == "label" else set())
+        if form.kind == "unpaired":
+            read.add(form.completion_key)
+        for name, value in record.items():
+            is_empty = value is None or (isinstance(value, (str, list, dict)) and not value)
+            if name not in read and not is_empty:
+                self.unread[name] = None
 
 
 def recognise(place: str, record: dict[str, object], settings: RowSettings) -> Format:
@@ -181,7 +132,7 @@ def recognise(place: str, record: dict[str, object], settings: RowSettings) -> F
         if needed:
             rule = "--input_key and --output_key must name fields of the rows"
             cure = "Correct the keys; without them the format is recognised."
-            raise BadRow(place, "unknown format", rule, f"no {', '.join(needed)} among {_listed(record)}", cure)
+            raise BadRow(place, "unknown format", rule, f"no {', '.join(needed)} among {field_names(record)}", cure)
         if settings.output_key is None and {"chosen", "rejected"} <= keys:
             return Format("pairs", prompt_key)
         if settings.output_key is None and "completion" not in keys and isinstance(record[prompt_key], list):
@@ -196,7 +147,7 @@ def recognise(place: str, record: dict[str, object], settings: RowSettings) -> F
             return Format("conversation", key, label_key=label_key)
     cure = "Name the fields with --input_key, --output_key and --label_key."
     rule = f"a record must have one of the known formats ({KNOWN_FORMATS})"
-    raise BadRow(place, "unknown format", rule, f"the fields {_listed(record)}", cure)
+    raise BadRow(place, "unknown format", rule, f"the fields {field_names(record)}", cure)
 
 
 def common_length(first: Sequence[object], second: Sequence[object]) -> int:
@@ -258,21 +209,3 @@ def _split_conversation(place: str, key: str, messages: list[Message]) -> tuple[
         rule = f"{key} must hold a prompt before the assistant's messages"
         raise BadRow(place, "no messages", rule, "assistant messages alone")
     return messages[:-count], messages[-count:]
-
-
-def _field(place: str, record: dict[str, object], key: str, is_null_allowed: bool = False) -> object:
-    if key not in record:
-        raise BadRow(place, "missing field", f"must have the field {key}", f"the fields {_listed(record)}")
-    if record[key] is None and not is_null_allowed:
-        raise BadRow(place, "null", f"{key} must have a value", "null")
-    return unpacked(record[key])
-
-
-def _check_not_empty(place: str, completion: object) -> None:
-    if isinstance(completion, str) and not completion.strip():
-        raise BadRow(place, "empty completion", "the completion must not be empty", shorten(completion))
-
-
-def _listed(record: dict[str, object]) -> str:
-    names = ", ".join(shorten(key, 30) for key in list(record)[:12])
-    return names + (", ..." if len(record) > 12 else "") if record else "none"

@@ -5,13 +5,15 @@ training on the merged whole would teach a token that cannot come there, so the 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openkto.data.notes import Note
 from openkto.data.problems import BadRow, data_error, shorten
 from openkto.data.render import Rendered, Renderer
-from openkto.data.rows import Row
+from openkto.data.row import Row
+from openkto.data.template import ChatTemplate, special_tokens
 
 # Texts put before a completion to tokenise it as a continuation; the first that leaves it intact is used. The end of
 # text is tried before them, since nothing merges with a special token.
@@ -28,20 +30,34 @@ class TokenizedRow:
     is_merged: bool
     template_differs: bool
     has_special_markup: bool
+    notes: tuple[Note, ...] = ()
 
 
 class RowTokenizer:
-    """Tokenises rows in batches with one tokenizer."""
+    """Tokenises rows in batches with one tokenizer.
 
-    def __init__(self, tokenizer: Any) -> None:
+    Args:
+        end_token_ids: where generation stops beside the tokenizer's EOS, such as generation_config's eos_token_id.
+        template_date: the day that a chat template which prints today's date is to print; None is today.
+    """
+
+    def __init__(self, tokenizer: Any, *, end_token_ids: Sequence[int] = (), template_date: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self._renderer = Renderer(tokenizer)
+        self.template = ChatTemplate(tokenizer, template_date)
+        self._renderer = Renderer(tokenizer, self.template)
         self._eos: int | None = tokenizer.eos_token_id
         self._bos: int | None = tokenizer.bos_token_id
         self._suffix = _added_suffix(tokenizer)
-        self._end_ids, markup = _special_tokens(tokenizer)
+        special = special_tokens(tokenizer)
+        markup = {text for text in special.values() if text}
         self._markup = re.compile("|".join(re.escape(text) for text in sorted(markup, key=len, reverse=True)))
         self._has_markup = bool(markup)
+        self._special_ids = special.keys() - ({self._bos, tokenizer.unk_token_id} - {self._eos})
+        self._end_ids = {*end_token_ids, *(self.template.end_ids if self.template.exists else ())} | (
+            set() if self._eos is None else {self._eos}
+        )
+        # Without generation_config any special token that a template closes an answer with is taken to end it.
+        self._ends_with_any = not end_token_ids
         eos_anchor = (tokenizer.eos_token,) if tokenizer.eos_token else ()
         self._anchors = [(text, self._encode([text], is_raw=False)[0]) for text in (*eos_anchor, *ANCHORS)]
         self._spaces: dict[int, bool] = {}
@@ -101,7 +117,7 @@ class RowTokenizer:
         mask = [True] * len(completion_ids)
         if rendered.spans:
             mask = self._assistant_mask(rendered, completion_ids, anchor, is_merged)
-        kept = self._end_of_turn(completion_ids)
+        kept = self._end_of_turn(completion_ids, rendered.is_chat)
         if kept is not None:
             completion_ids, mask = completion_ids[:kept], mask[:kept]
         elif self._eos is None:
@@ -113,8 +129,17 @@ class RowTokenizer:
             )
         else:
             completion_ids, mask = [*completion_ids, self._eos], [*mask, True]
+        if all(self._says_nothing(token_id) for token_id in completion_ids[:-1]):
+            rule = "the completion must say something before its end of turn"
+            raise BadRow(place, "empty completion", rule, shorten(text))
         return TokenizedRow(
-            prompt_ids, completion_ids, mask, is_merged, rendered.template_differs, self._has_user_markup(rendered.row)
+            prompt_ids,
+            completion_ids,
+            mask,
+            is_merged,
+            rendered.template_differs,
+            self._has_user_markup(rendered.row),
+            (*rendered.row.notes, *rendered.notes),
         )
 
     def _encode(self, texts: list[str], is_raw: bool) -> list[list[int]]:
@@ -174,21 +199,38 @@ class RowTokenizer:
         mask = [False] * len(completion_ids)
         for start, end in rendered.spans:
             turn = [i for i, (s, e) in enumerate(offsets) if s + shift < end and max(e, s + 1) + shift > start]
-            kept = self._end_of_turn([completion_ids[i] for i in turn])
+            kept = self._end_of_turn([completion_ids[i] for i in turn], is_chat=True)
             for i in turn[:kept]:
                 mask[i] = True
+            if kept is None and turn:
+                self._hand_over(completion_ids, mask, turn[-1] + 1)
         return mask
 
-    def _end_of_turn(self, ids: list[int]) -> int | None:
-        """Return how many ids there are up to the end-of-turn token, where only whitespace follows one; else None."""
-        kept = len(ids)
-        while kept > 0 and ids[kept - 1] not in self._end_ids and self._is_space(ids[kept - 1]):
-            kept -= 1
-        if kept == 0 or ids[kept - 1] not in self._end_ids:
-            return None
-        while kept > 1 and ids[kept - 1] == ids[kept - 2]:
-            kept -= 1
-        return kept
+    def _hand_over(self, ids: list[int], mask: list[bool], start: int) -> None:
+        """Score the token that ends a turn although it belongs to what follows, as where the next role's is EOS."""
+        for i in range(start, len(ids)):
+            if ids[i] in self._end_ids:
+                mask[start : i + 1] = [True] * (i + 1 - start)
+            if ids[i] in self._end_ids or not self._says_nothing(ids[i]):
+                return
+
+    def _end_of_turn(self, ids: list[int], is_chat: bool) -> int | None:
+        """Return how many ids there are up to the first end-of-turn token behind all that is said; else None."""
+        said = len(ids)
+        while said > 0 and self._says_nothing(ids[said - 1]):
+            said -= 1
+        closing = ids[said:]
+        ends = [i for i, token_id in enumerate(closing) if token_id in self._end_ids]
+        if ends:
+            return said + ends[0] + 1
+        if is_chat and self._ends_with_any:
+            special = [i for i, token_id in enumerate(closing) if token_id in self._special_ids]
+            return said + special[-1] + 1 if special else None
+        return None
+
+    def _says_nothing(self, token_id: int) -> bool:
+        """Return whether a token is whitespace or closes a turn."""
+        return token_id in self._end_ids or token_id in self._special_ids or self._is_space(token_id)
 
     def _is_space(self, token_id: int) -> bool:
         if token_id not in self._spaces:
@@ -234,12 +276,3 @@ def _added_suffix(tokenizer: Any) -> list[int]:
         if without and with_special[start : start + len(without)] == without:
             return with_special[start + len(without) :]
     return []
-
-
-def _special_tokens(tokenizer: Any) -> tuple[set[int], set[str]]:
-    """Return the ids that can end a turn, and the texts of all special tokens."""
-    special = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    never_ends = {tokenizer.bos_token_id, tokenizer.unk_token_id, tokenizer.pad_token_id}
-    end_ids = {token_id for token_id in special if token_id not in never_ends or token_id == tokenizer.eos_token_id}
-    return end_ids, {text for text in special.values() if text}

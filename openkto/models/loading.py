@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -215,6 +216,15 @@ def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: b
             f"{pretrain}: cannot load the tokenizer: {_first_line(error)} "
             "Check that the folder holds the model's tokenizer files."
         ) from error
+
+
+def stop_token_ids(pretrain: str) -> tuple[int, ...]:
+    """Return where the model's generation stops, by its generation_config; nothing where it has none."""
+    try:
+        ids = GenerationConfig.from_pretrained(base_of(pretrain)).eos_token_id
+    except OSError:
+        return ()
+    return () if ids is None else tuple(ids) if isinstance(ids, list) else (int(ids),)
 
 
 def _check_folder(pretrain: str) -> None:

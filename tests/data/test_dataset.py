@@ -30,7 +30,7 @@ def pairs(count: int) -> list[dict]:
 
 
 def make(source, max_len=64, tokenizer=None, **settings) -> UnpairedPreferenceDataset:
-    return UnpairedPreferenceDataset(source, tokenizer or byte_tokenizer(), max_len, **settings)
+    return UnpairedPreferenceDataset(source, tokenizer or byte_tokenizer(chat_template=None), max_len, **settings)
 
 
 def error_of(source, **settings) -> str:
@@ -46,7 +46,7 @@ def texts(dataset: UnpairedPreferenceDataset) -> list[tuple[str, str, bool]]:
 
 
 def test_a_row_has_ids_mask_label_and_number(write_lines):
-    tokenizer = byte_tokenizer(bos="on")
+    tokenizer = byte_tokenizer(bos="on", chat_template=None)
     dataset = make(write_lines(rows(1, 1)), tokenizer=tokenizer)
     assert len(dataset) == 2
     assert dataset[1] == {
@@ -219,7 +219,7 @@ def test_cut_and_left_out_rows_are_counted_by_class(caplog, truncation, kept, cu
 
 @pytest.mark.parametrize("truncation", ["completion", "prompt", "drop"])
 def test_every_matched_and_mismatched_pair_fits_as_planned(truncation):
-    dataset = make(LONG, max_len=9, truncation=truncation, tokenizer=byte_tokenizer(bos="on"))
+    dataset = make(LONG, max_len=9, truncation=truncation, tokenizer=byte_tokenizer(bos="on", chat_template=None))
     for i in range(len(dataset)):
         for j in range(len(dataset)):
             prompt, completion = dataset[i]["prompt_ids"], dataset[j]
@@ -239,7 +239,7 @@ def test_a_cut_completion_has_no_eos():
 
 
 def test_length_is_in_tokens():
-    tokenizer = byte_tokenizer(merges=(("a", "a"), ("aa", "aa"), ("aaaa", "aaaa")))
+    tokenizer = byte_tokenizer(merges=(("a", "a"), ("aa", "aa"), ("aaaa", "aaaa")), chat_template=None)
     dataset = make([{"prompt": "x", "completion": "a" * 24, "label": True}], max_len=8, tokenizer=tokenizer)
     assert dataset.completion_lengths.tolist() == [4]
     assert dataset.report.cut_desirable == 0
@@ -353,7 +353,7 @@ def test_what_was_special_is_counted_and_said(caplog):
 
 def test_the_preview_shows_given_labels_and_the_exact_completion():
     data = [*rows(2, 2), {"prompt": "p" * 60, "completion": " cccc", "label": True}]
-    dataset = make(data, max_len=63, tokenizer=byte_tokenizer(bos="on"))
+    dataset = make(data, max_len=63, tokenizer=byte_tokenizer(bos="on", chat_template=None))
     assert dataset.preview(1) == (
         f"row 0: desirable, prompt 3 tokens, completion 4 tokens, 4 of them scored\n{BOS}p0⟦ c0{EOS}⟧\n\n"
         f"row 2: undesirable, prompt 3 tokens, completion 4 tokens, 4 of them scored\n{BOS}p2⟦ c2{EOS}⟧"
@@ -368,7 +368,8 @@ def test_the_preview_shows_given_labels_and_the_exact_completion():
 def test_the_preview_leaves_a_tool_s_result_unmarked():
     turns = [("user", "q"), ("assistant", "look"), ("tool", "42"), ("assistant", "it is")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    dataset = make([{"prompt": messages[:1], "completion": messages[1:], "label": True}], max_len=512)
+    rows_of_messages = [{"prompt": messages[:1], "completion": messages[1:], "label": True}]
+    dataset = make(rows_of_messages, max_len=512, tokenizer=byte_tokenizer())
     assert "\n⟦look<|end|>⟧\n<|start|>tool\n42<|end|>\n<|start|>assistant\n⟦it is<|end|>⟧" in dataset.preview(1)
 
 

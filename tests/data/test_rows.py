@@ -198,7 +198,13 @@ CHAT = {"prompt": [USER], "completion": [ANSWER], "label": True}
         ({**CHAT, "prompt": []}, "the prompt must hold at least one message; got an empty list."),
         ({**CHAT, "completion": []}, "the completion must hold at least one message; got an empty list."),
         ({**CHAT, "prompt": ["hi"]}, "the prompt must be text or a list of messages; got ['hi']."),
-        ({**CHAT, "prompt": [USER, ANSWER]}, "a prompt must not end with the assistant; got"),
+        (
+            {**CHAT, "prompt": [USER, {**ANSWER, "content": " "}]},
+            "must end with the text that the completion continues;",
+        ),
+        ({**CHAT, "prompt": [{**USER, "content": " "}]}, "the last user message must not be empty; got ' '."),
+        ({**GOOD, "prompt": " "}, "the prompt must not be empty; got ' '."),
+        ({**CHAT, "chat_template_kwargs": {"tools": 1}}, "must be an object of arguments that only the chat template"),
         ({**CHAT, "completion": [USER]}, "must begin and end with an assistant message; got the roles user."),
         (
             {**CHAT, "completion": [ANSWER, USER]},

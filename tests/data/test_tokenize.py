@@ -206,9 +206,18 @@ def test_tool_results_within_a_completion_are_context(merges):
     assert row.completion_mask[0]
 
 
-def test_several_messages_need_a_template_that_renders_them_alike():
-    template = CHAT_TEMPLATE + "{% if messages[-1]['role'] == 'assistant' %}bye{% endif %}"
-    with pytest.raises(BadRow, match="must render the messages of a completion alike whatever follows them"):
+def test_a_turn_that_the_template_renders_otherwise_once_others_follow_is_found_in_the_whole():
+    block = "{% if loop.last and message['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
+    template = CHAT_TEMPLATE.replace("{{ message['content'] }}", block + "{{ message['content'] }}")
+    tokenizer = byte_tokenizer(chat_template=template)
+    row = tokenize(tokenizer, USER, TOOL_USE)
+    assert scored(tokenizer, row) == f"look it up{END}<think>\n\n</think>\n\nit is 42{END}"
+    assert "empty think block" not in row.notes
+
+
+def test_several_messages_in_another_order_are_refused():
+    template = "{% for m in messages | reverse %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>{% endfor %}"
+    with pytest.raises(BadRow, match="the chat template must render the prompt alike with and without the answer"):
         tokenize(byte_tokenizer(chat_template=template), USER, TOOL_USE)
 
 
@@ -252,11 +261,6 @@ def test_texts_that_cannot_be_tokens_are_bad_rows(prompt, completion, says):
     with pytest.raises(BadRow) as caught:
         tokenize(byte_tokenizer(), prompt, completion)
     assert says in str(caught.value)
-
-
-def test_an_empty_prompt_behind_bos_is_a_prompt():
-    tokenizer = byte_tokenizer(bos="on")
-    assert tokenize(tokenizer, "", "a").prompt_ids == [tokenizer.bos_token_id]
 
 
 def test_a_template_that_drops_the_answer_is_a_bad_row():

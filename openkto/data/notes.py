@@ -1,0 +1,44 @@
+"""What may be special about a row that is kept, and the sentence in which the rows of a kind are counted and said."""
+
+from typing import Literal
+
+Note = Literal[
+    "wrapped",
+    "left plain",
+    "already rendered",
+    "wrapped twice",
+    "repeats the prompt",
+    "prefilled",
+    "empty think block",
+    "reasoning left out",
+    "tools left out",
+    "arguments left out",
+    "developer as system",
+    "closed block",
+]
+
+# What is worth a warning is so because training goes on with something that inference is unlikely to see.
+WARNINGS: dict[str, str] = {
+    "left plain": "the prompt is a plain text and stays one although the tokenizer has a chat template, so the model is"
+    " not trained on what it sees in a chat; --apply_chat_template wraps such prompts",
+    "wrapped twice": "the prompt already holds the chat template's markup and was wrapped in it again, as"
+    " --apply_chat_template asks; leave the flag out to take such prompts as they are",
+    "tools left out": "the chat template does not render the field tools: the model sees no description of them, here"
+    " and at inference",
+    "arguments left out": "the chat template does not render all arguments of the tool calls, so the model learns calls"
+    " without them",
+    "repeats the prompt": "the completion begins with its own prompt, which is then there twice and scored; leave the"
+    " prompt out of the completion",
+    "empty think block": "the chat template puts an empty think block before the answer, which is scored; where the"
+    " model is used without thinking pass --chat_template_kwargs '{\"enable_thinking\": false}', or what the template"
+    " calls it, so that the block belongs to the prompt",
+}
+INFORMATION: dict[str, str] = {
+    "wrapped": "the prompt is a plain text and goes through the chat template (--apply_chat_template false: as it is)",
+    "already rendered": "the prompt already holds the chat template's markup and is taken as it is",
+    "prefilled": "the prompt ends with the beginning of the answer, which the completion continues",
+    "reasoning left out": "the chat template leaves out the reasoning of earlier turns, as it does at inference",
+    "closed block": "the chat template leaves out what the generation prompt opens and closes (an empty think block)"
+    " once the answer follows; it stays in the prompt, as at inference",
+    "developer as system": "the chat template knows no developer role: its message goes as the system's",
+}
