@@ -4,7 +4,6 @@ It needs no process group and no GPU: the model that training started from is lo
 checkpoint's weights.
 """
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -26,12 +25,15 @@ def main(argv: list[str]) -> None:
     """
     config, _ = parse(argv, "convert_checkpoint")
     from openkto.commands.train import load_tokenizer_of, make_folder
+    from openkto.distributed.checkpoint_folder import find
     from openkto.distributed.gather import gather_weights
     from openkto.distributed.portable import read_masters
     from openkto.models import Actor
     from openkto.models.loading import DTYPES
 
-    folder, settings = Path(str(config.checkpoint.load_checkpoint)), config.model
+    given, settings = Path(str(config.checkpoint.load_checkpoint)), config.model
+    place = find(given)
+    folder = place.root / place.names[0] if place.names else given  # that of another program
     if os.path.realpath(config.output.save_path) == os.path.realpath(settings.pretrain):
         raise ConfigError(
             f"--save_path: must not be the folder of --pretrain; got {config.output.save_path}. Name another folder."
@@ -53,19 +55,22 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is not as it was written.
     """
-    from openkto.distributed import checkpoint_folder as layout
+    from openkto.distributed.manifest import MANIFEST, STATE, NewerFormatError, check_files
+    from openkto.distributed.state_file import read_state
 
-    if not (folder / layout.STATE).is_file() and not (folder / layout.MANIFEST).is_file():
+    if not (folder / STATE).is_file() and not (folder / MANIFEST).is_file():
         log.warning("warning: %s: has no manifest to compare its files with; it is read as it is.", folder)
         return {}
     try:
-        problem = layout.problem_with(folder, layout.read_manifest(folder).files)
+        check_files(folder)
+        settings: dict[str, Any] = read_state(folder)["settings"]
+        return settings
+    except NewerFormatError:
+        raise
     except CheckpointError as error:
-        problem = str(error)
-    if problem is not None:
-        raise CheckpointError(f"{folder}: must be a complete checkpoint; got one where {problem}. Name another.")
-    settings: dict[str, Any] = json.loads((folder / layout.STATE).read_text(encoding="utf-8"))["settings"]
-    return settings
+        raise CheckpointError(
+            f"{folder}: must be a complete checkpoint; got one where {error}. Name another."
+        ) from None
 
 
 def put_in(folder: Path, actor: Any, masters: Iterator[tuple[str, Any]]) -> None:

@@ -86,3 +86,19 @@ def _differing(first: dict[str, Any], other: dict[str, Any]) -> list[str]:
 def _shown(value: Any) -> str:
     text = "not set" if value is None else str(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+
+
+def reason_of(do: Callable[[], object]) -> str | None:
+    """Do something that may fail for a reason to tell; return the reason, or None where it went well."""
+    try:
+        do()
+    except OSError as error:
+        return f"{error.strerror or error}"
+    except OpenKTOError as error:
+        return str(error)
+    return None
+
+
+def first_problem(strategy: Ranks, problem: str | None) -> str | None:
+    """Return the first rank's problem to every rank, or None where there is none; all ranks must call it."""
+    return next((found for found in strategy.gather_objects(problem) if found is not None), None)

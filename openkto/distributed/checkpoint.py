@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -20,26 +20,20 @@ import safetensors.torch
 from torch import nn
 
 from openkto.distributed import checkpoint_folder as layout
-from openkto.distributed.agreement import Ranks
+from openkto.distributed.agreement import Ranks, first_problem, reason_of
+from openkto.distributed.choosing import Found, choose
 from openkto.distributed.engine_files import RecordingCheckpointEngine
+from openkto.distributed.manifest import ARRAYS, REFERENCE, STATE, write_manifest
 from openkto.distributed.moving_reference import load_reference, reference_weights
 from openkto.distributed.portable import client_state, load_parameters, read_parameters
-from openkto.errors import CheckpointError, ConfigError, OpenKTOError
+from openkto.errors import CheckpointError, ConfigError
+from openkto.files import delete, flush_to_disk
 
 log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 3
-# What a run cannot be gone on with without.
-NEEDED = ("run", "updates", "identity", "reporter", "total_steps")
 
 Arrays = dict[str, np.ndarray]
-
-
-class Found(NamedTuple):
-    """A complete checkpoint to go on from."""
-
-    folder: Path
-    state: dict[str, Any]
 
 
 class Checkpoints:
@@ -77,9 +71,9 @@ class Checkpoints:
             ConfigError: they do not, or it cannot be written.
         """
         token = self.strategy.gather_objects(uuid.uuid4().hex)[0]
-        probe = self.root / f".probe-{token}"
-        made = self._first(self._try(lambda: self._make(probe)) if self.strategy.rank == 0 else None)
-        seen = self._first(None if probe.exists() else f"rank {self.strategy.rank} does not see it")
+        probe = self.root / f"{layout.PROBE}{token}"
+        made = first_problem(self.strategy, reason_of(lambda: self._make(probe)) if self.strategy.rank == 0 else None)
+        seen = first_problem(self.strategy, None if probe.exists() else f"rank {self.strategy.rank} does not see it")
         if self.strategy.rank == 0:
             with contextlib.suppress(OSError):
                 probe.unlink()
@@ -95,9 +89,8 @@ class Checkpoints:
 
     def _make(self, probe: Path) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
+        layout.clear(self.root)  # the free space is counted without it
         probe.touch()
-        # What a killed save left half; the free space is counted without it.
-        shutil.rmtree(self.root / layout.SCRATCH, ignore_errors=True)
 
     def check_space(self, bytes_needed: int) -> None:
         """Compare the free space with what will be written there, hours later; all ranks must call it.
@@ -126,67 +119,17 @@ class Checkpoints:
     def choose(self, wanted: bool | str | None) -> Found | None:
         """Return the checkpoint to go on from, the same on every rank; all ranks must call it.
 
-        Args:
-            wanted: True for the newest that is complete, a path for that one and no other, None or False for none.
-
-        Raises:
-            CheckpointError: the one that is wanted is not complete, or there are some and none is.
+        See `choosing.choose`. Where the run's own newest one is chosen, `latest` and `best` are made to say so.
         """
         if not wanted:
             return None
         if self._chosen is not None and self._chosen[0] == wanted:
             return self._chosen[1]
-        listed = self._candidates(wanted) if self.strategy.rank == 0 else []
-        candidates: list[Path] = self.strategy.gather_objects(listed)[0]
-        found, problems = None, []
-        for folder in candidates:
-            problem = self._first(self._try(lambda: self._check_share(folder)))  # noqa: B023 (called at once)
-            if problem is None:
-                found, problem = self._read(folder)
-            if found is not None:
-                break
-            problems.append(f"{folder}: is not complete: {problem}.")
-            if self.strategy.rank == 0:
-                log.warning("warning: %s", problems[-1])
-        if found is None and isinstance(wanted, str):
-            got = problems[0] if problems else f"{wanted}: no checkpoint is there."
-            raise CheckpointError(f"--load_checkpoint: must be a complete checkpoint; got {got} Name another.")
-        if found is None and problems:
-            raise CheckpointError(
-                f"--load_checkpoint: no checkpoint in {self.root} is complete; the newest, {problems[0]} "
-                "Leave --load_checkpoint out to start anew; these are then kept aside."
-            )
+        found = choose(self.root, self.strategy, wanted)
         self._chosen = (wanted, found)
+        if found is not None and not isinstance(wanted, str) and self.strategy.rank == 0:
+            self._correct_pointers(found.folder.name, found.state["run"]["best_step"])
         return found
-
-    def _candidates(self, wanted: bool | str) -> list[Path]:
-        if isinstance(wanted, str) and layout.NAME.fullmatch(Path(wanted).resolve().name):
-            return [Path(wanted)] if Path(wanted).is_dir() else []
-        root = Path(wanted) if isinstance(wanted, str) else self.root
-        return [root / name for name in layout.checkpoints_in(root)]
-
-    def _check_share(self, folder: Path) -> None:
-        """Compare this rank's share of the files with the manifest."""
-        manifest = layout.read_manifest(folder)
-        mine = sorted(manifest.files)[self.strategy.rank :: self.strategy.world_size]
-        problem = layout.problem_with_names(folder, manifest.files)
-        problem = problem or layout.problem_with(folder, {name: manifest.files[name] for name in mine})
-        if problem is not None:
-            raise CheckpointError(problem)
-
-    def _read(self, folder: Path) -> tuple[Found | None, str | None]:
-        """Return the checkpoint with its state, or why it has none."""
-        state, problem = None, None
-        if self.strategy.rank == 0:
-            try:
-                state = json.loads((folder / layout.STATE).read_text(encoding="utf-8"))
-                lacking = [name for name in NEEDED if name not in state]
-                problem = f"{layout.STATE} lacks {lacking[0]}" if lacking else None
-            except (OSError, ValueError, TypeError) as error:
-                problem = f"{layout.STATE} cannot be read ({error})"
-        problem = self._first(problem)
-        state = self.strategy.gather_objects(state)[0]
-        return (Found(folder, state), None) if problem is None else (None, problem)
 
     def load(self, engine: Any, found: Found, moving_reference: nn.Module | None = None) -> Arrays:
         """Put a checkpoint into an engine of any ZeRO stage on any number of ranks; return its arrays.
@@ -199,26 +142,36 @@ class Checkpoints:
         """
         load_parameters(engine, read_parameters(found.folder), found.state["updates"])
         if moving_reference is not None:
-            load_reference(moving_reference, found.folder / layout.REFERENCE)
-        return safetensors.numpy.load_file(found.folder / layout.ARRAYS)
+            load_reference(moving_reference, found.folder / REFERENCE)
+        return safetensors.numpy.load_file(found.folder / ARRAYS)
 
     def mark_best(self, step: int) -> None:
         """Let `best` name the checkpoint of a step that is saved already."""
         if self.strategy.rank == 0 and self.with_engine:
-            self._point_to("best", step)
+            self._correct_pointers(layout.name_of(step), step)
 
-    def _point_to(self, pointer: str, step: int) -> None:
+    def _correct_pointers(self, latest: str | None, best_step: int) -> None:
         try:
-            layout.point_to(self.root, pointer, layout.name_of(step))
+            layout.correct_pointers(self.root, latest, best_step)
         except OSError as error:
-            log.warning("warning: %s: could not be written (%s); nothing else is lost.", pointer, error.strerror)
+            log.warning(
+                "warning: latest, best: could not be written (%s); nothing else is lost, and the next save or start "
+                "writes them again.",
+                error.strerror,
+            )
 
     # ---- the end of a run -------------------------------------------------------------------------------------------
 
     def mark_finished(self, step: int) -> None:
         """Say that the run whose last checkpoint is that step's is done and its model exported."""
         if self.strategy.rank == 0 and self.with_engine and self.saved_step == step:
-            self._point_to("finished", step)
+            try:
+                layout.point_to(self.root, "finished", layout.name_of(step))
+            except OSError as error:
+                log.warning(
+                    "warning: finished: could not be written (%s); the same command would save the model once more.",
+                    error.strerror,
+                )
 
     def is_finished(self, found: Found) -> bool:
         """Whether the run of a checkpoint was done with it, as rank 0 sees it."""
@@ -236,39 +189,41 @@ class Checkpoints:
         *,
         moving_reference: nn.Module | None = None,
         write_copy: Callable[[str], None] | None = None,
-        is_best: bool = False,
+        best_step: int = -1,
     ) -> bool:
         """Write a step's checkpoint; return whether it is complete. All ranks must call it.
 
         Args:
-            state: what JSON holds; `NEEDED` must be in it to be resumed.
+            state: what JSON holds; see `state_file.NEEDED` for what must be in it to be resumed.
             arrays: what is larger.
             moving_reference: a reference whose weights are not those of `--ref_pretrain` any more.
             write_copy: writes the model as a Hugging Face folder; every rank calls it.
-            is_best: whether `best` is to name it from now on, so that it is kept.
+            best_step: the step so far whose checkpoint `best` names, and which is kept; negative for none.
 
         Raises:
             CheckpointError: it failed for the third time in a row.
         """
         started, name, scratch = time.perf_counter(), layout.name_of(step), self.root / layout.SCRATCH
         is_first = self.strategy.rank == 0
-        failure = self._first(self._try(lambda: self._clear(scratch / name)) if is_first else None)
+        failure = first_problem(self.strategy, reason_of(lambda: self._clear(scratch / name)) if is_first else None)
         if failure is None and self.with_engine:
             failure = self._write(engine, scratch / name, state, arrays, moving_reference)
         if failure is None and write_copy is not None:
             copy = scratch / f"{name}{layout.HF_SUFFIX}"
-            failure = self._first(self._try(lambda: write_copy(str(copy))))
+            failure = first_problem(self.strategy, reason_of(lambda: write_copy(str(copy))))
         if failure is None:
-            failure = self._first(self._try(lambda: self._commit(name, is_best)) if is_first else None)
+            failure = first_problem(self.strategy, reason_of(lambda: self._put_in_place(name)) if is_first else None)
         if failure is not None:
             self._give_up(name, failure)
             return False
+        if is_first:
+            self._tidy(name, best_step)
         self.failures, self.saved_step = 0, step
         log.info("checkpoint %s: saved in %.1f s", name, time.perf_counter() - started)
         return True
 
     def _clear(self, folder: Path) -> None:
-        shutil.rmtree(folder.parent, ignore_errors=True)
+        layout.clear(self.root)
         folder.mkdir(parents=True)
 
     def _write(
@@ -292,37 +247,45 @@ class Checkpoints:
         )
         weights = {} if moving_reference is None else reference_weights(moving_reference)
         if weights:
-            recorder.write_path(folder / layout.REFERENCE, lambda path: safetensors.torch.save_file(weights, path))
+            recorder.write_path(folder / REFERENCE, lambda path: safetensors.torch.save_file(weights, path))
         if self.strategy.rank == 0:
             text = json.dumps(state, indent=1).encode()
-            recorder.write(folder / layout.STATE, lambda file: file.write(text))
-            recorder.write(folder / layout.ARRAYS, lambda file: file.write(safetensors.numpy.save(arrays)))
+            recorder.write(folder / STATE, lambda file: file.write(text))
+            recorder.write(folder / ARRAYS, lambda file: file.write(safetensors.numpy.save(arrays)))
         gathered = self.strategy.gather_objects((recorder.failure, recorder.files))
         failure = next((found for found, _ in gathered if found is not None), None)
         if failure is None and self.strategy.rank == 0:
             files = {name: record for _, written in gathered for name, record in written.items()}
-            failure = self._try(lambda: layout.write_manifest(folder, files, layout.next_time(self.root)))
-        return self._first(failure)
+            failure = reason_of(lambda: write_manifest(folder, files, layout.next_time(self.root)))
+        return first_problem(self.strategy, failure)
 
-    def _commit(self, name: str, is_best: bool) -> None:
-        scratch = self.root / layout.SCRATCH
-        copy = scratch / f"{name}{layout.HF_SUFFIX}"
+    def _put_in_place(self, name: str) -> None:
+        copy = self.root / layout.SCRATCH / f"{name}{layout.HF_SUFFIX}"
         if copy.exists():
             layout.put_in_place(copy, self.root / copy.name)
         if self.with_engine:
-            layout.put_in_place(scratch / name, self.root / name)
-            layout.point_to(self.root, "latest", name)
-        if is_best:
-            layout.point_to(self.root, "best", name)
-        deleted = layout.rotate(self.root, name, max_number=self.max_number, max_gigabytes=self.max_gigabytes)
-        shutil.rmtree(scratch, ignore_errors=True)
+            layout.put_in_place(self.root / layout.SCRATCH / name, self.root / name)
+
+    def _tidy(self, name: str, best_step: int) -> None:
+        """Do what follows a checkpoint that has its name: nothing here can fail it any more."""
+        try:
+            flush_to_disk(self.root)
+        except OSError as error:
+            log.warning("warning: checkpoint %s: may not survive a power cut (%s).", name, error.strerror)
+        self._correct_pointers(name if self.with_engine else None, best_step)
+        try:
+            deleted = layout.rotate(self.root, name, self.max_number, self.max_gigabytes, best_step)
+        except OSError as error:
+            log.warning("warning: checkpoints: could not be counted (%s); none was deleted.", error.strerror)
+            deleted = []
+        delete(self.root / layout.SCRATCH)
         if deleted:
             log.info("checkpoints: deleted %s", ", ".join(deleted))
 
     def _give_up(self, name: str, failure: str) -> None:
         """Delete what was written, and say so; the checkpoint before is untouched."""
         if self.strategy.rank == 0:
-            shutil.rmtree(self.root / layout.SCRATCH, ignore_errors=True)
+            reason_of(lambda: layout.clear(self.root))
         self.failures += 1
         if self.failures == FAILURES_IN_A_ROW:
             raise CheckpointError(
@@ -330,21 +293,4 @@ class Checkpoints:
                 "Free some space or name another --ckpt_path, and start the same command again."
             )
         if self.strategy.rank == 0:
-            kept = "; the one before is kept" if layout.checkpoints_in(self.root) else ""
-            log.warning("warning: checkpoint %s: was not saved (%s); training goes on%s.", name, failure, kept)
-
-    # ---- agreement --------------------------------------------------------------------------------------------------
-
-    def _try(self, do: Callable[[], None]) -> str | None:
-        """Return why something failed on this rank, or None."""
-        try:
-            do()
-        except OSError as error:
-            return f"{error.strerror or error}"
-        except OpenKTOError as error:
-            return str(error)
-        return None
-
-    def _first(self, problem: str | None) -> str | None:
-        """Return the first rank's problem to every rank, or None where there is none."""
-        return next((found for found in self.strategy.gather_objects(problem) if found is not None), None)
+            log.warning("warning: checkpoint %s: was not saved (%s); training goes on.", name, failure)

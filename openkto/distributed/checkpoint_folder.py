@@ -6,35 +6,32 @@
     .saving/                a checkpoint that is being written; of a killed run it is debris
 
 A checkpoint is complete when it bears its own name and its manifest agrees with its files. `latest` is for other
-programs: it is never asked.
+programs: it is never asked, except where a command names it.
 """
 
 import contextlib
-import hashlib
-import json
+import logging
 import os
 import re
-import shutil
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from openkto.distributed.engine_files import FileRecord, unexpected_globals
+from openkto.distributed.manifest import MANIFEST, read_manifest
 from openkto.errors import CheckpointError
-from openkto.files import flush_to_disk, hash_file, write_flushed
+from openkto.files import delete, flush_to_disk, write_flushed
 
-MANIFEST, STATE, ARRAYS, REFERENCE = "manifest.json", "state.json", "arrays.safetensors", "reference.safetensors"
+log = logging.getLogger(__name__)
+
 SCRATCH = ".saving"
+REPLACED = ".replaced"
+PROBE = ".probe-"
 HF_SUFFIX = "_hf"
-NAME = re.compile(r"global_step(\d+)")
+POINTERS = ("latest", "best", "finished")
+# As `name_of` writes it: no leading zero, no digit of another script, no number beyond all bounds.
+NAME = re.compile(r"global_step(0|[1-9][0-9]{0,14})")
+LONGEST_NAME = 64
 GIGABYTE = 10**9
-
-
-class Manifest(NamedTuple):
-    """What a complete checkpoint holds, and when it was written; later ones have later times, whatever the clocks."""
-
-    saved_at: float  # seconds since 1970
-    files: dict[str, FileRecord]
 
 
 def name_of(step: int) -> str:
@@ -47,74 +44,6 @@ def step_of(name: str) -> int:
     found = NAME.fullmatch(name)
     assert found, f"no checkpoint's name: {name}"
     return int(found[1])
-
-
-# ---- the manifest ---------------------------------------------------------------------------------------------------
-
-
-def write_manifest(folder: Path, files: dict[str, FileRecord], saved_at: float) -> None:
-    """Write the last file of a checkpoint."""
-    content = {"saved_at": saved_at, "files": {name: list(record) for name, record in sorted(files.items())}}
-    text = json.dumps(content | {"sha256": _digest(content)}, indent=1)
-    write_flushed(folder / MANIFEST, text.encode())
-    flush_to_disk(folder)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Return what a checkpoint should hold.
-
-    Raises:
-        CheckpointError: there is none, or it was damaged.
-    """
-    try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        expected = content.pop("sha256")
-        if _digest(content) != expected:
-            raise ValueError
-        files = {name: FileRecord(*record) for name, record in content["files"].items()}
-        return Manifest(content["saved_at"], files)
-    except FileNotFoundError:
-        raise CheckpointError(f"{MANIFEST} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{MANIFEST} is damaged") from None
-
-
-def problem_with(folder: Path, files: dict[str, FileRecord]) -> str | None:
-    """Return what is wrong with the first of these files that is not as recorded, or None."""
-    for name, record in files.items():
-        path = folder / name
-        try:
-            if path.stat().st_size != record.size:
-                return f"{name} has {path.stat().st_size} bytes of {record.size}"
-            if hash_file(path) != record.sha256:
-                return f"{name} is not what was written"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-        if name.endswith(".pt") and (reason := _reason_not_to_read(path)):
-            return f"{name} {reason}"
-    return None
-
-
-def _reason_not_to_read(path: Path) -> str | None:
-    try:
-        names = unexpected_globals(path)
-    except Exception:  # whatever reading something else as an archive or a pickle leads to
-        return "is no file of a checkpoint"
-    return f"holds {names[0]}, which could run code" if names else None
-
-
-def problem_with_names(folder: Path, files: dict[str, FileRecord]) -> str | None:
-    """Return which file a checkpoint lacks, or has beyond those that were written, or None."""
-    lacking = [name for name in (STATE, ARRAYS) if name not in files]
-    added = [path.name for path in sorted(folder.glob("*.pt")) if path.name not in files]
-    return f"{lacking[0]} was not written" if lacking else f"{added[0]} was added" if added else None
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-# ---- the folder -----------------------------------------------------------------------------------------------------
 
 
 def checkpoints_in(root: Path) -> list[str]:
@@ -149,12 +78,30 @@ def put_in_place(written: Path, final: Path) -> None:
     for path in written.rglob("*"):
         if path.is_file():
             flush_to_disk(path)
-    replaced = written.with_name(f"{written.name}.replaced")
+    replaced = written.with_name(f"{written.name}{REPLACED}")
     if final.exists():
         final.rename(replaced)
-    written.rename(final)
-    flush_to_disk(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    try:
+        written.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
+        raise
+    delete(replaced)
+
+
+def clear(root: Path) -> None:
+    """Delete what killed starts left beside the checkpoints; one that was being replaced gets its name back."""
+    for replaced in (root / SCRATCH).glob(f"*{REPLACED}"):
+        final = root / replaced.name.removesuffix(REPLACED)
+        if not final.exists():
+            replaced.rename(final)
+    delete(root / SCRATCH)
+    for debris in [*root.glob(f"{PROBE}*"), *(root / f"{pointer}.part" for pointer in POINTERS)]:
+        delete(debris)
+
+
+# ---- pointers -------------------------------------------------------------------------------------------------------
 
 
 def point_to(root: Path, pointer: str, name: str) -> None:
@@ -166,29 +113,97 @@ def point_to(root: Path, pointer: str, name: str) -> None:
 
 
 def pointed_to(root: Path, pointer: str) -> str | None:
-    """Return the checkpoint that a pointer names."""
+    """Return the checkpoint that a pointer names, or None where it names none."""
     file = root / pointer
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
+    try:
+        content = file.read_bytes()[:LONGEST_NAME].decode().strip() if file.is_file() else ""
+    except (OSError, ValueError):
+        return None
+    return content if NAME.fullmatch(content) else None
 
 
-def rotate(root: Path, newest: str, *, max_number: int, max_gigabytes: float) -> list[str]:
-    """Delete the oldest until the rest is within both limits, never the newest nor the best; return the deleted."""
+def correct_pointers(root: Path, latest: str | None, best_step: int) -> None:
+    """Let `latest` and `best` say what is so, where a kill or a failing disk came between a checkpoint and its names.
+
+    Args:
+        latest: None leaves that pointer as it is.
+        best_step: of the run; negative where it keeps no best one.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    if latest is not None and pointed_to(root, "latest") != latest:
+        point_to(root, "latest", latest)
+    best = best_of(root, best_step)
+    if best is not None and pointed_to(root, "best") != best:
+        point_to(root, "best", best)
+
+
+def best_of(root: Path, best_step: int) -> str | None:
+    """Return the best checkpoint that is there: the run knows which, whatever the pointer says, unless it was lost."""
+    known = name_of(best_step) if best_step >= 0 else None
+    return known if known is not None and any(f.is_dir() for f in _folders(root, known)) else pointed_to(root, "best")
+
+
+class Place(NamedTuple):
+    """What a path in `--load_checkpoint` stands for."""
+
+    root: Path  # the folder of checkpoints
+    names: list[str]  # those that it may be, the newest first
+
+
+def find(path: Path) -> Place:
+    """Return what a path stands for: a checkpoint, a folder of them, a run's folder, or one of those with a pointer.
+
+    A folder with a manifest is a checkpoint, whatever its name.
+    """
+    if (path / MANIFEST).is_file() or (path.is_dir() and NAME.fullmatch(path.resolve().name)):
+        return Place(path.parent, [path.name])
+    pointer = path.name if path.name in POINTERS and not path.is_dir() else None
+    given = path.parent if pointer is not None else path
+    for root in (given, given / "checkpoints"):
+        if pointer is not None:
+            name = pointed_to(root, pointer)
+            names = [name] if name is not None and (root / name).is_dir() else []
+        else:
+            names = checkpoints_in(root)
+        if names:
+            return Place(root, names)
+    return Place(path, [])
+
+
+# ---- which have to go -----------------------------------------------------------------------------------------------
+
+
+def rotate(root: Path, newest: str, max_number: int, max_gigabytes: float, best_step: int = -1) -> list[str]:
+    """Delete the oldest until the rest is within both limits, never the newest nor the best; return the deleted.
+
+    One that cannot be deleted is said, and stays until a later call.
+    """
     sizes = {name: sum(folder_bytes(folder) for folder in _folders(root, name)) for name in _with_copies(root)}
-    spared = (newest, pointed_to(root, "best"))
+    spared = (newest, best_of(root, best_step))
     deleted = []
     for name in [name for name in reversed(sizes) if name not in spared]:
         if len(sizes) <= max_number and sum(sizes.values()) <= max_gigabytes * GIGABYTE:
             break
-        for folder in _folders(root, name):
-            # Away first and deleted then: what a kill leaves half deleted must not look like a checkpoint.
-            doomed = root / SCRATCH / f"{folder.name}.deleted"
-            doomed.parent.mkdir(exist_ok=True)
-            with contextlib.suppress(OSError):
-                folder.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+        try:
+            for folder in _folders(root, name):
+                _delete_folder(folder, root / SCRATCH / f"{folder.name}.deleted")
+        except OSError as error:
+            log.warning("warning: checkpoint %s: could not be deleted (%s).", name, error.strerror)
+            continue
         del sizes[name]
         deleted.append(name)
     return deleted
+
+
+def _delete_folder(folder: Path, doomed: Path) -> None:
+    """Rename a folder and delete it then: what a kill leaves half deleted must not look like a checkpoint."""
+    if folder.exists():
+        doomed.parent.mkdir(exist_ok=True)
+        delete(doomed)
+        folder.rename(doomed)
+        delete(doomed)
 
 
 def _folders(root: Path, name: str) -> tuple[Path, Path]:
@@ -210,7 +225,7 @@ def set_aside(root: Path) -> str | None:
         return None
     place = next(place for n in range(1, 10**6) if not (place := root / f"earlier-{n}").exists())
     place.mkdir()
-    pointers = [root / name for name in ("latest", "best", "finished")]
+    pointers = [root / pointer for pointer in POINTERS]
     for path in [*(folder for name in names for folder in _folders(root, name)), *pointers]:
         if path.exists():
             path.rename(place / path.name)

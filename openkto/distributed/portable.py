@@ -161,7 +161,13 @@ def _by_rank(folder: Path, pattern: str) -> list[Any]:
         found = re.search(r"pp_rank_(\d+)_", path.name)
         return int(found[1]) if found else 0
 
-    return [read_file(path) for path in sorted(folder.glob(pattern), key=rank_of)]
+    files = sorted(folder.glob(pattern), key=rank_of)
+    strange = [path for path in files if not path.is_file()]
+    if strange:
+        raise CheckpointError(
+            f"{strange[0]}: must be a file; got a folder, a pipe or a device. Name another checkpoint."
+        )
+    return [read_file(path) for path in files]
 
 
 def _stage_0(model: dict[str, Any]) -> dict[str, Pieces]:

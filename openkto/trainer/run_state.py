@@ -36,14 +36,33 @@ class RunState:
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
 
+# What every version has saved: where it is absent, somebody took it out. Later fields are compared if both have them.
+ALWAYS_SAVED = (
+    *("--loss_type", "--beta", "--desirable_loss_weight", "--undesirable_loss_weight", "--label_smoothing"),
+    *("--sft_loss_coef", "--humanline_low", "--humanline_high", "--aux_loss_coef", "--max_norm", "--ref_sync_steps"),
+    *("--ref_sync_alpha", "--train_batch_size", "--seed", "the number of training rows"),
+    *("the number of steps (--max_steps, --max_epochs)", "the trained parameters", "--learning_rate"),
+    *("--lr_scheduler", "--lr_warmup_ratio", "--min_lr_ratio", "--l2", "--adam_betas", "--param_dtype"),
+    *("--grad_accum_dtype", "--max_len", "--truncation", "--lora_rank", "--lora_alpha", "--target_modules"),
+    *("--lora_dropout", "--use_rslora", "--use_dora", "--lora_modules_to_save", "--load_in_4bit"),
+    *("the files of the policy", "the files of the reference", "the training rows (fingerprint)"),
+)
+
+
 def check_same_run(place: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Compare what a run is made of with what it was made of when its checkpoint was saved.
 
-    What an older version did not know to save is not compared.
+    What an older version did not know to save is not compared; what all have saved must be there.
 
     Raises:
         CheckpointError: naming all that differs.
     """
+    lacking = [name for name in ALWAYS_SAVED if name in now and name not in saved]
+    if lacking:
+        raise CheckpointError(
+            f"{place}: must say which run it is of; got one that does not say {', '.join(lacking[:3])}"
+            f"{' and more' if len(lacking) > 3 else ''}. It was changed after it was written: name another."
+        )
     differences = [
         f"{name} was {_short(saved[name])} and is {_short(now.get(name))}"
         for name in saved

@@ -202,7 +202,7 @@ class RunSaver:
             arrays,
             moving_reference=self.moving_reference,
             write_copy=self.write_copy,
-            is_best=run.best_step == run.step,
+            best_step=run.best_step,
         )
         self.last_save = time.monotonic()
         return is_saved

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
 from openkto.distributed import checkpoint_folder as layout
+from openkto.distributed import manifest as manifests
 from openkto.distributed.engine_files import FileRecord, HashedFile, RecordingCheckpointEngine
 from openkto.errors import CheckpointError
+from openkto.files import hash_file
 
 
 def write(root, step, size=10, time=None):
@@ -15,14 +18,14 @@ def write(root, step, size=10, time=None):
     folder = root / layout.name_of(step)
     folder.mkdir(parents=True)
     (folder / "state.json").write_bytes(b"x" * size)
-    record = FileRecord(size, layout.hash_file(folder / "state.json"))
-    layout.write_manifest(folder, {"state.json": record}, layout.next_time(root) if time is None else time)
+    record = FileRecord(size, hash_file(folder / "state.json"))
+    manifests.write_manifest(folder, {"state.json": record}, layout.next_time(root) if time is None else time)
     return folder
 
 
 def problem(folder) -> str | None:
     try:
-        return layout.problem_with(folder, layout.read_manifest(folder).files)
+        return manifests.problem_with(folder, manifests.read_manifest(folder).files)
     except CheckpointError as error:
         return str(error)
 
@@ -118,7 +121,7 @@ def test_gigabytes_count_copies_too_and_a_copy_goes_with_its_checkpoint(tmp_path
 def test_a_kill_in_the_middle_of_a_deletion_leaves_nothing_like_a_checkpoint(tmp_path, monkeypatch):
     for step in (1, 2, 3):
         write(tmp_path, step)
-    monkeypatch.setattr(layout.shutil, "rmtree", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         layout.rotate(tmp_path, "global_step3", max_number=2, max_gigabytes=1e8)
     assert layout.checkpoints_in(tmp_path) == ["global_step3", "global_step2"]
@@ -173,25 +176,24 @@ def test_what_is_written_is_what_is_recorded(tmp_path):
     recorder.save({"a": [1, 2, 3]}, str(tmp_path / "a.pt"))
     assert recorder.failure is None
     record = recorder.files["a.pt"]
-    assert record == FileRecord((tmp_path / "a.pt").stat().st_size, layout.hash_file(tmp_path / "a.pt"))
+    assert record == FileRecord((tmp_path / "a.pt").stat().st_size, hash_file(tmp_path / "a.pt"))
     assert recorder.load(str(tmp_path / "a.pt")) == {"a": [1, 2, 3]}
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x80\x04.", b"PK\x03\x04" + b"\xff" * 40])
 def test_a_file_that_cannot_be_checked_is_not_read(tmp_path, content):
     (tmp_path / "a.pt").write_bytes(content)
-    record = FileRecord(len(content), layout.hash_file(tmp_path / "a.pt"))
-    assert layout.problem_with(tmp_path, {"a.pt": record}) == "a.pt is no file of a checkpoint"
+    record = FileRecord(len(content), hash_file(tmp_path / "a.pt"))
+    assert manifests.problem_with(tmp_path, {"a.pt": record}) == "a.pt is no file of a checkpoint"
 
 
 def test_a_checkpoint_has_the_files_that_were_written_and_no_other(tmp_path):
     files = {"state.json": FileRecord(0, ""), "arrays.safetensors": FileRecord(0, "")}
-    assert layout.problem_with_names(tmp_path, files) is None
+    assert manifests.problem_with_names(tmp_path, files) is None
     (tmp_path / "zero_pp_rank_9_mp_rank_00_optim_states.pt").touch()
-    assert layout.problem_with_names(tmp_path, files) == "zero_pp_rank_9_mp_rank_00_optim_states.pt was added"
-    assert (
-        layout.problem_with_names(tmp_path, {"state.json": FileRecord(0, "")}) == "arrays.safetensors was not written"
-    )
+    assert manifests.problem_with_names(tmp_path, files) == "zero_pp_rank_9_mp_rank_00_optim_states.pt was added"
+    del files["arrays.safetensors"]
+    assert manifests.problem_with_names(tmp_path, files) == "arrays.safetensors was not written"
 
 
 class Planted:
@@ -203,7 +205,7 @@ def test_a_pickle_that_would_run_code_is_neither_read_nor_taken_for_complete(tmp
     monkeypatch.chdir(tmp_path)
     recorder = RecordingCheckpointEngine()
     recorder.save({"a": Planted()}, "x_optim_states.pt")
-    found = layout.problem_with(tmp_path, recorder.files)
+    found = manifests.problem_with(tmp_path, recorder.files)
     assert found == "x_optim_states.pt holds posix.system, which could run code"
     with pytest.raises(Exception, match=r"posix\.system"):
         recorder.load("x_optim_states.pt")

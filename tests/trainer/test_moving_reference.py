@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from openkto.config import LoraConfig
-from openkto.distributed import checkpoint_folder as layout
+from openkto.distributed import manifest as manifests
 from openkto.distributed.moving_reference import reference_weights
 from openkto.errors import ConfigError
 from tests.ranks import run_ranks
@@ -64,8 +64,8 @@ def test_a_checkpoint_keeps_where_the_reference_is(tmp_path, zero_stage, ranks, 
     cut, _ = run_ranks(run_with, resumed[1], tmp_path, tmp_path / "cut", resumed[0], None, {})[0]
     assert worst(whole, cut) <= (0.0 if resumed == (zero_stage, ranks) else 1e-5)
     root = tmp_path / "cut/checkpoints"
-    manifest = layout.read_manifest(root / "global_step3")
-    assert layout.problem_with(root / "global_step3", manifest.files) is None
+    manifest = manifests.read_manifest(root / "global_step3")
+    assert manifests.problem_with(root / "global_step3", manifest.files) is None
     assert "reference.safetensors" in manifest.files
 
 

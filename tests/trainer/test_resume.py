@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from openkto.distributed import checkpoint
 from openkto.distributed import checkpoint_folder as layout
 from openkto.distributed.engine_files import HashedFile, read_file
 from openkto.distributed.gather import gather_weights
@@ -17,6 +18,7 @@ from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError
 from openkto.stops import StopRequest
 from openkto.trainer import saving
 from openkto.trainer.rng import rng_state, set_rng_state
+from openkto.trainer.run_state import check_same_run
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
 
@@ -264,7 +266,7 @@ def killed_in_save(folder, point, rank):
 
     where = {
         "a file": (HashedFile, "close"),
-        "the manifest": (layout, "write_manifest"),
+        "the manifest": (checkpoint, "write_manifest"),
         "the place": (layout, "put_in_place"),
         "latest": (layout, "point_to"),
         "the deletion": (layout, "rotate"),
@@ -624,3 +626,14 @@ def test_dropout_in_an_adapter_draws_what_it_would_have_drawn(tmp_path, zero_sta
     cut = run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, None, checkpointing)[0]
     assert worst(whole, cut) == 0.0
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_does_not_say_which_run_it_is_of_is_refused():
+    now = {"--beta": 0.1, "--seed": 1, "a new setting": 2}
+    check_same_run("global_step3", {"--beta": 0.1, "--seed": 1}, now)
+    with pytest.raises(
+        CheckpointError, match=r"global_step3: must say which run it is of; got .* not say --beta, --seed\."
+    ):
+        check_same_run("global_step3", {}, now)
+    with pytest.raises(CheckpointError, match="a new setting was 1 and is 2"):
+        check_same_run("global_step3", now | {"a new setting": 1}, now)
