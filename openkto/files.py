@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from openkto.processes import Process, process
+
 BLOCK_BYTES = 2**20
 SCRATCH_NAME = re.compile(r".+\.(?P<host>[^.]+)\.(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}\.part")
 # What another machine's process may still be writing is left alone for so long after its last change.
@@ -45,6 +47,15 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def flush_files(folder: Path) -> None:
+    """Let the files of a folder, not those of its folders, and their names survive a power cut."""
+    for path in folder.iterdir():
+        if path.is_file():
+            with contextlib.suppress(PermissionError):  # somebody else's
+                flush_to_disk(path)
+    flush_to_disk(folder)
+
+
 def write_flushed(path: Path, content: bytes) -> None:
     """Write a file past all caches."""
     with path.open("wb") as file:
@@ -58,8 +69,8 @@ def write_flushed(path: Path, content: bytes) -> None:
 
 def scratch_name(stem: str) -> str:
     """Return a new name to write under; what is complete is then renamed to its own."""
-    pid = os.getpid()
-    return f"{stem}.{_this_host()}.{pid}-{_start_of(pid) or 0}-{uuid.uuid4().hex[:8]}.part"
+    own = process(os.getpid())
+    return f"{stem}.{_this_host()}.{os.getpid()}-{own.start_ticks if own else 0}-{uuid.uuid4().hex[:8]}.part"
 
 
 def delete_leftovers(folder: Path) -> None:
@@ -83,7 +94,7 @@ def delete(path: Path) -> None:
 def _may_be_written(path: Path, name: re.Match[str]) -> bool:
     """Whether the writer of a scratch file lives, or may live, as processes of other machines cannot be asked after."""
     if name["host"] == _this_host():
-        return _start_of(int(name["pid"])) == int(name["start"])
+        return Process(int(name["pid"]), int(name["start"])).is_running()
     changes = [path.lstat().st_mtime, *(inner.lstat().st_mtime for inner in path.rglob("*"))]
     return time.time() - max(changes) < SECONDS_OF_A_STRANGER
 
@@ -95,11 +106,3 @@ def _this_host() -> str:
     except OSError:  # no Linux
         numbers_of = 0
     return f"{socket.gethostname().replace('.', '_')}-{numbers_of}"
-
-
-def _start_of(pid: int) -> int | None:
-    """Return when a process of this machine started, in clock ticks since the machine did; None where it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None

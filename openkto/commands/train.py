@@ -133,7 +133,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     watchdog.phase("saving the model")
     trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)
-    checkpoints.mark_finished(trainer.total_steps(config.train.max_steps))
+    checkpoints.mark_finished(trainer.total_steps(config.train.max_steps), folder)
     strategy.barrier()
 
 

@@ -27,7 +27,7 @@ from openkto.distributed.manifest import ARRAYS, REFERENCE, STATE, write_manifes
 from openkto.distributed.moving_reference import load_reference, reference_weights
 from openkto.distributed.portable import client_state, load_parameters, read_parameters
 from openkto.errors import CheckpointError, ConfigError
-from openkto.files import delete, flush_to_disk
+from openkto.files import delete, flush_files, flush_to_disk
 
 log = logging.getLogger(__name__)
 
@@ -162,10 +162,11 @@ class Checkpoints:
 
     # ---- the end of a run -------------------------------------------------------------------------------------------
 
-    def mark_finished(self, step: int) -> None:
-        """Say that the run whose last checkpoint is that step's is done and its model exported."""
+    def mark_finished(self, step: int, folder: Path) -> None:
+        """Say that the run whose last checkpoint is that step's is done, once all of its folder is on the disk."""
         if self.strategy.rank == 0 and self.with_engine and self.saved_step == step:
             try:
+                flush_files(folder)
                 layout.point_to(self.root, "finished", layout.name_of(step))
             except OSError as error:
                 log.warning(

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from openkto.errors import ConfigError, OpenKTOError
+from openkto.files import flush_to_disk
 from openkto.models.adapter import TRAINED, adapter_weights
 
 # What an earlier export, of a model or of an adapter, may have left; others in the folder are the user's.
@@ -26,6 +27,8 @@ EARLIER_FILES = (
     *("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
     *("adapter_model.safetensors", "adapter_config.json"),
 )
+# They come last into their place: where one is, the weights are too.
+CONFIGS = ("config.json", "adapter_config.json")
 SCRATCH = ".export-"
 RECORDS_BYTES = 32 * 2**20  # tokenizer, metrics and the like
 
@@ -118,11 +121,16 @@ def _place(folder: str | Path, write: Callable[[Path], None]) -> None:
         _clear(folder)
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
             write(Path(scratch))
-            for pattern in EARLIER_FILES:
-                for old in folder.glob(pattern):
-                    old.unlink()
-            for file in sorted(Path(scratch).iterdir()):
-                shutil.move(str(file), folder / file.name)
+            _settle(Path(scratch))
+            files = sorted(Path(scratch).iterdir(), key=lambda file: (file.name in CONFIGS, file.name))
+            earlier = {old for pattern in EARLIER_FILES for old in folder.glob(pattern)}
+            for old in earlier - {folder / file.name for file in files}:
+                old.unlink()
+            for file in files:
+                if file.is_dir():
+                    shutil.rmtree(folder / file.name, ignore_errors=True)
+                os.replace(file, folder / file.name)
+            flush_to_disk(folder)
     except OpenKTOError:
         raise
     except Exception as error:
@@ -131,6 +139,17 @@ def _place(folder: str | Path, write: Callable[[Path], None]) -> None:
             f"{folder}: cannot save the model; got {type(error).__name__}: {error}. Free some space or name another "
             "--save_path."
         ) from error
+
+
+def _settle(scratch: Path) -> None:
+    """Put what was written on the disk, with the permissions of any new file: safetensors keeps others from reading."""
+    (scratch / "any").touch()
+    mode = (scratch / "any").stat().st_mode
+    (scratch / "any").unlink()
+    for path in scratch.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+        flush_to_disk(path)
 
 
 def _write(

@@ -6,6 +6,7 @@ Every rank holds a `Reporter` and calls it at the same places, since the peak me
 import dataclasses
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from openkto.data.loader import KTODataLoader, RankBatch
 from openkto.errors import ConfigError
+from openkto.files import flush_to_disk
 from openkto.models.loss import KTOLoss
 from openkto.trainer.environment import environment
 from openkto.trainer.flops import StepWork
@@ -118,6 +120,7 @@ class Reporter:
         sizes = {}
         if self.trackers is not None:
             self.trackers.sync()
+            self._flush_batches()
             records = [Path(self.args.save_path) / name for name in ("metrics.jsonl", "batches.jsonl")]
             sizes = {record.name: record.stat().st_size for record in records if record.is_file()}
         arrays: Arrays = {}
@@ -159,6 +162,7 @@ class Reporter:
                     if not all(row["completion_mask"]):
                         line["completion_mask"] = row["completion_mask"]
                     tokens.write(json.dumps(line) + "\n")
+            flush_to_disk(folder / "tokens.jsonl")
             return batches
         except OSError as error:
             raise ConfigError(
@@ -191,6 +195,14 @@ class Reporter:
         except OSError as error:
             log.warning("batches.jsonl: is off from step %d on (%s); training goes on.", step, error.strerror)
             self.batches_file = None
+
+    def _flush_batches(self) -> None:
+        """Let the lines survive a power cut, as the checkpoint does that counts on them."""
+        if self.batches_file is not None:
+            try:
+                os.fsync(self.batches_file.fileno())
+            except OSError as error:
+                log.warning("batches.jsonl: could not be flushed (%s); training goes on.", error.strerror)
 
     def write_window(self) -> None:
         """Write the line of the steps since the last one, if there are any; all ranks must call it."""

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import shutil
 
 import pytest
@@ -57,6 +58,37 @@ def test_a_write_that_fails_leaves_the_earlier_export_whole(model, tmp_path, mon
     ):
         export(model, tmp_path / "out")
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_all_files_have_the_permissions_of_any_new_file(model, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        export(model, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()} == {
+        name: mode for name in os.listdir(tmp_path / "out")
+    }
+
+
+def test_an_export_goes_over_an_earlier_one_with_folders_and_shards(model, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    export(model, out)
+    (out / "model-00001-of-00002.safetensors").touch()
+    (out / "folder").mkdir()
+    (out / "folder/old").touch()
+    save = transformers.PreTrainedTokenizerFast.save_pretrained
+
+    def with_folder(self, folder):
+        save(self, folder)
+        (folder / "folder").mkdir()
+        (folder / "folder/new").touch()
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", with_folder)
+    export(model, out)
+    assert os.listdir(out / "folder") == ["new"]
+    assert not (out / "model-00001-of-00002.safetensors").exists()
 
 
 def test_what_a_killed_export_left_is_deleted(model, tmp_path):
