@@ -464,6 +464,12 @@ class CheckpointConfig:
     stall_minutes: float = option(
         30.0, "when nothing moved for so long, show what every rank is doing; 0 is never", "minutes", at_least=0
     )
+    stall_end_minutes: float = option(
+        90.0,
+        "when nothing moved for so long after --stall_minutes, end all ranks with the status of a stop; 0 is never",
+        "minutes",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True)

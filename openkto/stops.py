@@ -37,6 +37,7 @@ class StopRequest:
     """
 
     def __init__(self, max_seconds: float | None = None) -> None:
+        self._noted: set[str] = set()  # signals
         self.reason: str | None = None  # what was asked first: "SIGTERM", "the time limit --max_time 0:01:00:00"
         self.max_seconds = max_seconds
         self._started = time.monotonic() - process_age()
@@ -109,26 +110,35 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Note the signal. It may come in the middle of anything, so no lock is taken and nothing is logged."""
-        name = signal.Signals(number).name
         is_first = self.reason is None
-        self.reason = self.reason or name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        when = "after this step" if self._is_training else "before the first step"
-        with contextlib.suppress(OSError):
-            os.write(2, f"rank {os.environ.get('RANK', '0')}: {name}: stopping {when}\n".encode())
+        self._note(signal.Signals(number).name)
         # Once: the second of two signals would break into the way out that the first one took.
         if is_first and not self._is_training:
             raise self._before_training()
 
+    def _note(self, name: str) -> None:
+        if name not in self._noted:
+            self._noted.add(name)
+            self.reason = self.reason or name
+            when = "after this step" if self._is_training else "before the first step"
+            with contextlib.suppress(OSError):
+                os.write(2, f"rank {os.environ.get('RANK', '0')}: {name}: stopping {when}\n".encode())
+
     def _end_from_outside(self, read_fd: int) -> None:
-        """End the process where its main thread is not there to: at a second SIGINT, or long before the first step."""
+        """End the process where its main thread is not there to: at a second SIGINT, or long before the first step.
+
+        In training leave the note: the watchdog acts on it where the main thread waits for a rank that does not come.
+        """
         interrupts = 0
         while number := os.read(read_fd, 1):
             interrupts += number[0] == signal.SIGINT
             if interrupts == 2:
                 os._exit(AFTER_SECOND_SIGINT)
-            if number[0] != signal.SIGINT and not self._is_training:
+            if self._is_training:
+                self._note(signal.Signals(number[0]).name)
+            elif number[0] != signal.SIGINT:
                 timer = threading.Timer(SECONDS_TO_HANDLE, self._end_if_unhandled, (signal.Signals(number[0]).name,))
                 timer.daemon = True
                 timer.start()

@@ -83,6 +83,7 @@ def test_defaults_are_those_of_the_flags_page():
         "max_ckpt_num": 3,
         "max_ckpt_mem": 1e8,
         "stall_minutes": 30.0,
+        "stall_end_minutes": 90.0,
         "wandb_project": "openkto",
     }
     assert not flat["trust_remote_code"]

@@ -46,8 +46,15 @@ def main(argv: list[str]) -> None:
         # Only now what takes seconds to import, so that a wrong flag is answered at once.
         from openkto.distributed.watchdog import Watchdog
 
-        rank = int(os.environ.get("RANK", "0"))
-        with Watchdog(config.checkpoint.stall_minutes, rank) as watchdog, RunLocks() as locks:
+        settings = config.checkpoint
+        dog = Watchdog(
+            settings.stall_minutes,
+            int(os.environ.get("RANK", "0")),
+            end_minutes=settings.stall_end_minutes,
+            stop=stop,
+            can_go_on=not settings.disable_ds_ckpt,
+        )
+        with dog as watchdog, RunLocks() as locks:
             train(config, options, stop, watchdog, locks)
 
 
@@ -130,7 +137,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         # A launcher ends all ranks when one is gone, and the first may still be closing its trackers.
         strategy.barrier()
         raise
-    watchdog.phase("saving the model")
+    watchdog.phase("saving the model", is_saving=True)
     trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)
     checkpoints.mark_finished(trainer.total_steps(config.train.max_steps), folder)

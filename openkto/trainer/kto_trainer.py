@@ -212,7 +212,7 @@ class KTOTrainer:
                     if saver.is_best(run, results):
                         saver.save(run, reporter)
                 while run.step < last_step:
-                    started = time.perf_counter()
+                    started = self._wait_for_batch(run.step + 1)
                     for batch in loader:
                         self._step_and_report(args, run, reporter, batch, started, is_last=run.step + 1 == total_steps)
                         is_best = False
@@ -221,7 +221,7 @@ class KTOTrainer:
                         saver.after_step(run, reporter, must_save=is_best or run.step == last_step < total_steps)
                         if run.step == last_step:
                             break
-                        started = time.perf_counter()
+                        started = self._wait_for_batch(run.step + 1)
                 if args.eval_steps != 0 and not self._is_evaluation_due(args.eval_steps, run.step, total_steps):
                     # Of an early end alone: not part of the run, and taken back when it is resumed.
                     self._evaluate_and_report(run, reporter, saver)
@@ -260,6 +260,11 @@ class KTOTrainer:
             stop=self.stop,
             watchdog=self.watchdog,
         )
+
+    def _wait_for_batch(self, step: int) -> float:
+        """Say that the loader is at work, not what came before; return the time at which a step begins."""
+        self.watchdog.phase(f"making the batch of step {step}")
+        return time.perf_counter()
 
     def _step_and_report(
         self, args: FitArgs, run: RunState, reporter: Reporter, batch: RankBatch, started: float, *, is_last: bool

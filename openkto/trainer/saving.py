@@ -177,7 +177,7 @@ class RunSaver:
             if run.best_step == run.step:
                 self.checkpoints.mark_best(run.step)
             return True
-        self.watchdog.phase(f"saving a checkpoint at step {run.step}")
+        self.watchdog.phase(f"saving a checkpoint at step {run.step}", is_saving=True)
         resumed = reporter.state()
         states = self.strategy.gather_objects((self.strategy.random_rank, rng_state(self.strategy.device)))
         arrays = {f"rng/{rank}/{name}": array for rank, own in states for name, array in own.items()}

@@ -11,6 +11,7 @@ import torch
 
 from openkto.distributed import watchdog
 from openkto.distributed.watchdog import Watchdog
+from openkto.stops import StopRequest
 from tests.ranks import run_ranks
 
 STALL = 0.3  # seconds
@@ -216,3 +217,104 @@ def test_the_other_ranks_say_nothing_of_start_up(watch, caplog, monkeypatch):
     clock.now += 61
     time.sleep(0.06)
     assert caplog.messages == []
+
+
+# ---- what ends a run ------------------------------------------------------------------------------------------------
+
+
+ends_here = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Return the statuses with which a process would have ended; its watchdog ends with the first."""
+    statuses: list[int] = []
+
+    def end(status: int) -> None:
+        statuses.append(status)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(watchdog, "LONGEST_NAP_SECONDS", 0.01)
+    return statuses
+
+
+@ends_here
+def test_a_stall_that_lasts_ends_the_process_with_the_status_of_a_stop(watch, ended, capfd):
+    clock = Clock()
+    dog = watch(1800, clock=clock, end_minutes=90)
+    dog.beat()
+    dog.phase("step 7")
+    clock.now += 1800 + 5399
+    time.sleep(0.1)
+    assert ended == []
+    assert "If that goes on, the run ends in 90 min (--stall_end_minutes)." in capfd.readouterr().err
+    clock.now += 1
+    time.sleep(0.1)
+    assert ended == [75]
+    assert capfd.readouterr().err == (
+        "rank 1: stopped: no progress for 120 min in: step 7; --stall_end_minutes sets this limit. This rank ends with "
+        "status 75. Start the same command again with --load_checkpoint.\n"
+    )
+
+
+@pytest.mark.parametrize("more", [{"end_minutes": 0}, {"end_minutes": 90, "in_start_up": True}])
+def test_start_up_and_a_limit_of_0_end_nothing(watch, ended, capfd, more):
+    clock, in_start_up = Clock(), more.pop("in_start_up", False)
+    dog = watch(1800, clock=clock, **more)
+    if not in_start_up:
+        dog.beat()
+    clock.now += 1e6
+    time.sleep(0.1)
+    assert ended == []
+    assert "The run goes on waiting." in capfd.readouterr().err
+
+
+@ends_here
+def test_without_checkpoints_the_status_is_that_of_an_error(watch, ended):
+    clock = Clock()
+    watch(1800, clock=clock, end_minutes=1, can_go_on=False).beat()
+    clock.now += 2000
+    time.sleep(0.1)
+    assert ended == [1]
+
+
+@ends_here
+def test_a_rank_that_was_asked_to_stop_and_waits_says_so_and_then_ends(watch, ended, capfd):
+    clock, stop = Clock(), StopRequest()
+    dog = watch(1800, clock=clock, stop=stop)
+    dog.beat()
+    dog.phase("step 7")
+    clock.now += 1000  # a slow step that nobody wants to end
+    time.sleep(0.05)
+    stop.reason = "SIGTERM"
+    time.sleep(0.05)
+    clock.now += 31
+    time.sleep(0.05)
+    assert capfd.readouterr().err == (
+        "rank 1: SIGTERM: still in: step 7, where nothing moves: it waits for another rank or a disk. If that goes on, "
+        "this process ends in 269 s, without a new checkpoint.\n"
+    )
+    dog.phase("saving a checkpoint at step 7", is_saving=True)
+    clock.now += 400
+    time.sleep(0.05)
+    assert ended == [], "a save is worth the wait"
+    dog.phase("step 8")
+    clock.now += 299
+    time.sleep(0.05)
+    assert ended == []
+    clock.now += 2
+    time.sleep(0.05)
+    assert ended == [75]
+
+
+def test_the_time_that_a_process_was_stopped_for_is_no_stall_of_its_own(watch, ended, monkeypatch):
+    dog = watch(3, end_minutes=1 / 60)  # naps of 0.01 s
+    dog.beat()
+    monkeypatch.setattr(watchdog, "LONGEST_NAP_SECONDS", 0.0)
+    real, jump = time.monotonic, 0.0
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: real() + jump)
+    dog._clock = lambda: real() + jump
+    jump = 1000.0
+    time.sleep(0.2)
+    assert ended == []
