@@ -15,7 +15,7 @@ HEAD = """# Flags
 Written by `python docs/make_flags.py > docs/flags.md`; a test holds it to the code.
 
 Each name is a flag (`--beta 0.1`) and a key of a YAML file (`beta: 0.1`) given with `--config FILE`. A flag wins over
-the file, wherever it stands. A boolean flag may stand alone. Lists are separated by spaces or commas, or are YAML
+the file, wherever it stands. A boolean flag needs no value. Lists are separated by spaces or commas, or are YAML
 lists. Paths in a file are taken from the folder that the command starts in. `openkto evaluate` takes the names marked
 *both*; in a YAML file it leaves the others unread, so that a run's `run.yaml` serves both commands. What neither gives
 it takes from the `run.yaml` beside the model, and says so: the reference, how rows are read (not which), the loss and

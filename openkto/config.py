@@ -159,7 +159,7 @@ class LoraConfig:
         default_text=ALL_LINEAR,
     )
     lora_dropout: float = option(
-        0.0, "dropout in the adapter, in the forwards that train alone", "probability", at_least=0, below=1
+        0.0, "dropout in the adapter, only in the forwards that train", "probability", at_least=0, below=1
     )
     use_rslora: bool = option(False, "scale the adapter by alpha / sqrt(rank) (rsLoRA)")
     use_dora: bool = option(False, "also train the length of each output's weight vector (DoRA)")
@@ -333,7 +333,7 @@ class DeepspeedConfig:
         default_text="fp32: bf16 loses 0.7% of the gradient",
         openrlhf="the model's own",
     )
-    overlap_comm: bool = option(False, "reduce gradients while the backward pass goes on")
+    overlap_comm: bool = option(False, "reduce gradients during the backward pass")
     deepcompile: bool = option(
         False, "let DeepSpeed compile the policy, communication included; needs a GPU and --zero_stage 1, 2 or 3"
     )
@@ -365,7 +365,7 @@ class TrainConfig:
     )
     micro_train_batch_size: int | None = option(
         None,
-        "at most so many in a forward pass with gradient on one GPU; speed alone, never results",
+        "at most so many in a forward pass with gradient on one GPU; changes only speed, never results",
         "rows",
         at_least=1,
         below=LARGE,
@@ -374,7 +374,7 @@ class TrainConfig:
     max_tokens_per_micro_batch: int | str | None = option(
         None,
         "at most so many in a forward pass with gradient on one GPU, those of padding included where there is any; "
-        "auto measures what fits; speed and memory alone, never results",
+        "auto measures what fits; changes only speed and memory, never results",
         "tokens",
         at_least=1,
         below=LARGE,
@@ -388,7 +388,7 @@ class TrainConfig:
         None, "stop early, with the schedule as it was", "steps", at_least=1, below=LARGE, default_text="never"
     )
     seed: int = option(42, "seed of the order of rows", at_least=0, below=2**32)
-    full_determinism: bool = option(False, "deterministic kernels alone: bit-identical reruns, slower")
+    full_determinism: bool = option(False, "only deterministic kernels: bit-identical reruns, slower")
     logging_steps: int = option(1, "log every so many, pooled over them", "steps", at_least=1, below=LARGE)
     eval_steps: int = option(-1, "evaluate every so many; -1 once an epoch, 0 never", "steps", at_least=-1, below=LARGE)
     eval_at_start: bool = option(False, "also evaluate before the first step")
@@ -557,7 +557,7 @@ def is_adapter_folder(pretrain: str) -> bool:
 
 
 def trains_adapter(config: RunConfig) -> bool:
-    """Return whether an adapter alone trains: a new one, or that of the folder that training starts from."""
+    """Return whether only an adapter trains: a new one, or that of the folder that training starts from."""
     return config.lora.lora_rank > 0 or is_adapter_folder(config.model.pretrain)
 
 

@@ -85,7 +85,7 @@ def _check_offload(deepspeed: DeepspeedConfig, place: Place) -> None:
         fail(
             place("offload_nvme_path"),
             "says where --adam_offload keeps the optimizer's states",
-            "it alone",
+            "only it",
             "Add --adam_offload, or leave it out.",
         )
     if not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
@@ -103,7 +103,7 @@ def _check_communication(deepspeed: DeepspeedConfig, param_dtype: str | None, pl
     if deepspeed.zero_quantized_weights:
         _need_stage_3("zero_quantized_weights", "only that stage sends parameters in every pass", deepspeed, place)
     if deepspeed.zero_quantized_gradients:
-        _need_stage_3("zero_quantized_gradients", "DeepSpeed quantizes gradients there alone", deepspeed, place)
+        _need_stage_3("zero_quantized_gradients", "DeepSpeed quantizes gradients only there", deepspeed, place)
         if param_dtype != "fp16":
             # all_to_all_quant_reduce hands them to kernels that take a __half*, whatever they are: bits of a bfloat16
             # or a float32 would be taken for float16's.
@@ -132,7 +132,7 @@ def _check_recomputation(model: ModelConfig, place: Place) -> None:
         fail(
             place("gradient_checkpointing_use_reentrant"),
             "goes with --gradient_checkpointing",
-            "it alone",
+            "only it",
             "Add --gradient_checkpointing, or leave it out.",
         )
     if model.gradient_checkpointing == "selective":
@@ -156,7 +156,7 @@ def _check_compilers(config: RunConfig, place: Place) -> None:
     if model.torch_compile and model.gradient_checkpointing_use_reentrant:
         fail(
             place("torch_compile"),
-            "goes with torch's newer form of checkpointing alone",
+            "goes only with torch's newer form of checkpointing",
             "--gradient_checkpointing_use_reentrant",
             "Leave one of them out.",
         )

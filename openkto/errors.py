@@ -25,17 +25,17 @@ class DataError(OpenKTOError):
 
 
 class TrainingError(OpenKTOError):
-    """The run cannot go on: a loss that is not finite, the smallest loss scale."""
+    """The run cannot continue: a loss that is not finite, the smallest loss scale."""
 
 
 class StopError(OpenKTOError):
-    """The run was asked to stop, by a signal or its time limit, and did; the same command goes on from there."""
+    """The run was asked to stop, by a signal or its time limit, and did; the same command resumes it."""
 
     exit_code = 75
 
 
 class CheckpointError(OpenKTOError):
-    """A checkpoint cannot be written, read or gone on from."""
+    """A checkpoint cannot be written, read or resumed."""
 
 
 def fail(place: str, rule: str, got: str, cure: str) -> NoReturn:

@@ -102,7 +102,7 @@ OPENRLHF_SCRIPT = {"save_steps", "logging_steps", "eval_steps"}
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is asked of this start of the program alone, and what the parser has to tell."""
+    """What is asked only of this start of the program, and what the parser has to tell."""
 
     config: str | None = option(
         None, "YAML file with any of these settings; flags win over it", default_text="none", is_path=True
@@ -187,7 +187,7 @@ def _parser(command: Command) -> ArgumentParser:
         usage=f"openkto {command} [--config FILE] "
         f"{' '.join(f'[--{name} {USAGE[name]}]' for name in REQUIRED[command])} [--flag value ...]",
         description=DESCRIPTIONS[command],
-        epilog="A boolean flag may stand alone or be followed by true or false. Every setting is also a key in YAML.",
+        epilog="A boolean flag needs no value; true or false may follow it. Every setting is also a key in YAML.",
         version=__version__,
         exit_on_error=False,
         default_env=False,

@@ -1,4 +1,4 @@
-"""Which rank this process is, from its environment alone: known before anything heavy is imported.
+"""Which rank this process is, only from its environment: known before anything heavy is imported.
 
 `deepspeed` and `torchrun` set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Plain `srun` does not: there a
 task is a rank, and the five follow from the step's variables. Without either the process is a world of one.

@@ -210,7 +210,7 @@ SENTENCES = [
     ("--adam_offload --offload_nvme_path .", "--offload_nvme_path: needs --zero_stage 3: only that stage uses a disk; "
      "got --zero_stage 2. Take --zero_stage 3, or leave it out."),
     ("--offload_nvme_path . --zero_stage 3", "--offload_nvme_path: says where --adam_offload keeps the "
-     "optimizer's states; got it alone. Add --adam_offload, or leave it out."),
+     "optimizer's states; got only it. Add --adam_offload, or leave it out."),
     ("--adam_offload --offload_nvme_path none --zero_stage 3", "--offload_nvme_path: must be a folder that exists and "
      "can be written, on every node; got 'none'. Make it, or name another."),
     ("--adam_offload --offload_nvme_path . --zero_stage 3", "--offload_nvme_path: leaves no checkpoint that could be "
@@ -219,7 +219,7 @@ SENTENCES = [
     ("--zero_quantized_weights", "--zero_quantized_weights: needs --zero_stage 3: only that stage sends parameters in "
      "every pass; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
     ("--zero_quantized_gradients", "--zero_quantized_gradients: needs --zero_stage 3: DeepSpeed quantizes gradients "
-     "there alone; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
+     "only there; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
     ("--zero_quantized_gradients --zero_stage 3", "--zero_quantized_gradients: needs --param_dtype fp16: DeepSpeed's "
      "kernels read the gradients as that; got none given. Take fp16, or leave it out."),
     ("--deepcompile --zero_stage 0", "--deepcompile: needs a ZeRO stage, whose communication it compiles; got "
@@ -231,8 +231,8 @@ SENTENCES = [
     ("--torch_compile --gradient_checkpointing selective", "--torch_compile: hides the products inside a layer, which "
      "selective checkpointing keeps; got --gradient_checkpointing selective. Take --gradient_checkpointing true, or "
      "leave one of them out."),
-    ("--torch_compile --gradient_checkpointing --gradient_checkpointing_use_reentrant", "--torch_compile: goes with "
-     "torch's newer form of checkpointing alone; got --gradient_checkpointing_use_reentrant. Leave one of them out."),
+    ("--torch_compile --gradient_checkpointing --gradient_checkpointing_use_reentrant", "--torch_compile: goes only "
+     "with torch's newer form of checkpointing; got --gradient_checkpointing_use_reentrant. Leave one of them out."),
     ("--gradient_checkpointing some", "--gradient_checkpointing: must be one of true, false or selective; got 'some'. "
      "Correct it, or leave it out."),
     ("--gradient_checkpointing selective --gradient_checkpointing_use_reentrant",
@@ -243,7 +243,7 @@ SENTENCES = [
     ("--pretrain ./nowhere", "--pretrain: must be a Hugging Face name or a folder that exists; got './nowhere'. "
      "Check the path."),
     ("--gradient_checkpointing_use_reentrant", "--gradient_checkpointing_use_reentrant: goes with "
-     "--gradient_checkpointing; got it alone. Add --gradient_checkpointing, or leave it out."),
+     "--gradient_checkpointing; got only it. Add --gradient_checkpointing, or leave it out."),
     ("--eval_dataset a/x.jsonl b/x.jsonl", "--eval_dataset: each set needs its own name; got 'x' 2 times. "
      "Write NAME=PATH for each."),
     ("--eval_dataset x=", "--eval_dataset: must be PATH or NAME=PATH; got a name without a path. Give the path."),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from openkto.commands.data import evaluation_sets
-from openkto.commands.outlook import describe_steps, describe_tokens, outlook_warnings
+from openkto.commands.outlook import describe_steps, describe_tokens, num_repeated, outlook_warnings
 from openkto.config import from_flat
 from openkto.data.dataset import UnpairedPreferenceDataset
 from tests.text_rows import byte_tokenizer, write_rows
@@ -83,3 +83,16 @@ def test_the_tokens_of_an_epoch_are_counted_after_the_cut(tmp_path):
         f"tokens: prompts {int(np.median(data.prompt_lengths))} in the median and {data.prompt_lengths.max()} at most, "
         f"completions 5 in the median and 5 at most; {totals.sum()} an epoch, with --max_len 20"
     )
+
+
+def test_rows_that_repeat_another_are_counted(tmp_path):
+    texts = [
+        ("a", "x", True),
+        ("a", "x", True),
+        ("a", "x", False),
+        ("a", "y", True),
+        ("b", "x", True),
+        ("a", "x", True),
+    ]
+    rows = [{"prompt": prompt, "completion": text, "label": label} for prompt, text, label in texts]
+    assert num_repeated(UnpairedPreferenceDataset(rows, byte_tokenizer(), 99, cache_dir=tmp_path)) == 2

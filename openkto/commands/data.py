@@ -72,7 +72,7 @@ def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPr
 
     Raises:
         ConfigError: a model cannot take its tokens.
-        DataError: the loss needs pairs of rows, and there is one row alone.
+        DataError: the loss needs pairs of rows, and there is only one row.
     """
     if config.loss.loss_type in LOSSES_WITH_Z_REF:
         for rows in sets:

@@ -27,6 +27,9 @@ FEW_STEPS = 20
 def say_outlook(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
     """Log the tokens and steps of the run, and the warnings."""
     log.info("%s", describe_tokens(rows))
+    repeated = num_repeated(rows)
+    if repeated:
+        log.info("data: %d rows repeat another row's prompt, completion and label", repeated)
     log.info("%s", describe_steps(config, len(rows)))
     for line in [*outlook_warnings(config, len(rows)), *collisions(config, rows)]:
         log.warning("warning: %s", line)
@@ -46,6 +49,14 @@ def describe_tokens(rows: UnpairedPreferenceDataset) -> str:
     )
     total = int(rows.cut_lengths(rows.prompt_lengths, rows.completion_lengths).sum())
     return f"tokens: prompts {prompts}, completions {completions}; {total} an epoch, with --max_len {rows.max_len}"
+
+
+def num_repeated(rows: UnpairedPreferenceDataset) -> int:
+    """Return how many source rows have the same tokens and label as one before them."""
+    _, first = np.unique(rows.rows, return_index=True)  # mixing draws rows more than once
+    base = int(rows.completion_keys.max()) + 1
+    codes = (rows.prompt_keys * base + rows.completion_keys) * 2 + rows.labels
+    return len(first) - len(np.unique(codes[first]))
 
 
 def describe_steps(config: RunConfig, num_rows: int) -> str:

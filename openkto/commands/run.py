@@ -1,7 +1,7 @@
 """Runs a command: one sentence and an exit status for what goes wrong, and a clean end of the process.
 
 Exit status: 0 done; 2 the command line, the configuration or a model folder is wrong; 3 the data is wrong; 75 stopped
-on request, to go on with the same command; 1 anything else.
+on request, to be resumed with the same command; 1 anything else.
 """
 
 import logging
@@ -86,7 +86,7 @@ def run_and_exit(main: Callable[[list[str]], None], argv: list[str]) -> None:
 def _say_of_thread(failed: threading.ExceptHookArgs) -> None:
     """Say in one line that a library's own thread ended, such as TensorBoard's writer on a full disk."""
     logging.getLogger("openkto").warning(
-        "warning: a background thread ended (%s: %s); training goes on.", failed.exc_type.__name__, failed.exc_value
+        "warning: a background thread ended (%s: %s); training continues.", failed.exc_type.__name__, failed.exc_value
     )
 
 
