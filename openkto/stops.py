@@ -133,6 +133,8 @@ class StopRequest:
         """
         interrupts = 0
         while number := os.read(read_fd, 1):
+            if number[0] not in SIGNALS:  # each handled signal's number comes here, a time limit's too
+                continue
             interrupts += number[0] == signal.SIGINT
             if interrupts == 2:
                 os._exit(AFTER_SECOND_SIGINT)

@@ -20,7 +20,7 @@ ALLOWED = {
     "commands": {"config", "data", "models", "distributed", "trainer"},
 }
 BASE = (
-    *("flags", "foreign_flags", "checks", "engine_checks", "values", "ranks", "run_file", "stops", "files"),
+    *("flags", "foreign_flags", "checks", "engine_checks", "values", "ranks", "run_file", "stops", "files", "limits"),
     *("processes", "launcher", "run_lock"),
 )
 PART = {name: "config" for name in BASE} | {"__main__": "commands"}

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from openkto.errors import OpenKTOError, StopError
 from openkto.launcher import follow_launcher
+from openkto.limits import is_panic
 from openkto.ranks import settle_ranks
 
 SECONDS_FOR_THE_FIRST_RANK = 3.0
@@ -48,7 +49,9 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 1
-    except Exception as error:
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         if debug:
             traceback.print_exc()
         else:
@@ -56,7 +59,7 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
         return 1
 
 
-def _unexpected(error: Exception) -> str:
+def _unexpected(error: BaseException) -> str:
     first_line = (str(error).strip().splitlines() or [""])[0]
     if type(error).__name__ == "OutOfMemoryError":
         return (

@@ -18,15 +18,17 @@ import numpy as np
 import pyarrow as pa
 
 from openkto.data.cache import REPORT_FILE, ROWS_FILE
-from openkto.data.problems import BadRow, data_error
+from openkto.data.problems import BadRow, data_error, shorten
 from openkto.data.row import Row, RowSettings
 from openkto.data.rows import RowReader
 from openkto.data.sources import Source
 from openkto.data.tokenize import RowTokenizer, TokenizedRow
+from openkto.limits import ROW_CHARACTERS, is_panic
 
 logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 1000
+BATCH_CHARACTERS = 20_000_000  # of long rows fewer are in memory together
 SECONDS_BETWEEN_LINES = 10.0
 SCHEMA = pa.schema(
     [
@@ -112,19 +114,21 @@ class Preparation:
         reader = RowReader(self._settings, template.is_rendered if template.exists else None)
         records = ((part.name, place, value) for part in source.parts for place, value in part.records())
         batch: list[tuple[int, list[Row]]] = []
-        written = 0
+        written = characters = 0
         number = -1
         for number, (file, place, value) in enumerate(islice(records, self._max_samples)):
             try:
-                batch.append((number, reader.read(place, file, value)))
+                rows = reader.read(place, file, value)
+                characters += sum(map(check_size, rows))
+                batch.append((number, rows))
             except BadRow as bad:
                 # A row before this one may still turn out bad when it is tokenised, and the first is to be named.
                 if self._on_bad_rows == "error":
                     self._write_batch(batch, reader.rows_per_record, first_row, writer)
                 self._skip(bad)
-            if len(batch) == BATCH_RECORDS:
+            if len(batch) == BATCH_RECORDS or characters > BATCH_CHARACTERS:
                 written += self._write_batch(batch, reader.rows_per_record, first_row, writer)
-                batch = []
+                batch, characters = [], 0
         written += self._write_batch(batch, reader.rows_per_record, first_row, writer)
         self._counts.rows_read += (number + 1) * reader.rows_per_record
         self._counts.rows_of_sources.append(written)
@@ -136,7 +140,7 @@ class Preparation:
     def _write_batch(
         self, batch: list[tuple[int, list[Row]]], rows_per_record: int, first_row: int, writer: Any
     ) -> int:
-        rows = self._tokenizer.tokenize([row for _, record in batch for row in record])
+        rows = self._tokenize([row for _, record in batch for row in record])
         numbers: list[int] = []
         labels: list[bool] = []
         weights: list[float] = []
@@ -160,6 +164,18 @@ class Preparation:
         self._say_progress(numbers)
         return len(kept)
 
+    def _tokenize(self, rows: list[Row]) -> list[TokenizedRow | BadRow]:
+        """Return each row's tokens, or what is wrong with it, also where the tokenizer's library panics."""
+        try:
+            return self._tokenizer.tokenize(rows)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            if len(rows) > 1:
+                return [result for row in rows for result in self._tokenize([row])]
+            rule = "the text must be one that the tokenizer's library can split"
+            return [BadRow(rows[0].place, "tokenizer", rule, f"a panic in it: {shorten(str(error), 120)}")]
+
     def _skip(self, bad: BadRow) -> None:
         if self._on_bad_rows == "error":
             raise bad
@@ -172,6 +188,23 @@ class Preparation:
             self._last_line = now
             rate = (numbers[-1] + 1) / (now - self._started)
             logger.info("tokenising: at row %d (%.0f rows/s)", numbers[-1], rate)
+
+
+def check_size(row: Row) -> int:
+    """Return the characters of a row's texts; raises BadRow where they would fill the memory with tokens."""
+    characters = _characters(row.prompt) + _characters(row.completion)
+    if characters > ROW_CHARACTERS:
+        rule = f"prompt and completion must have at most {ROW_CHARACTERS:,} characters, more than any model takes"
+        raise BadRow(row.place, "too large", rule, f"{characters:,}")
+    return characters
+
+
+def _characters(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
 def _record_batch(

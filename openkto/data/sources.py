@@ -18,6 +18,7 @@ import datasets
 from openkto.data.problems import data_error, shorten
 from openkto.data.readers import BATCH_ROWS, READERS, Records, read_batches
 from openkto.files import blocks
+from openkto.limits import kind_of_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 GLOB_CHARACTERS = set("*?[")
@@ -120,6 +121,9 @@ def _file(path: Path) -> Part:
             str(path), f"a data file's name must end in one of {SUFFIXES}", shorten(path.suffix), "Convert the file."
         )
     try:
+        kind = kind_of_file(path)
+        if kind is not None:
+            raise data_error(str(path), "must be a plain file, which can be read twice", kind, "Write it to a file.")
         path.open("rb").close()
     except OSError as error:
         raise data_error(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from openkto.errors import CheckpointError, ConfigError, DataError, OpenKTOError, StopError, TrainingError
+from openkto.limits import is_panic
 
 T = TypeVar("T")
 
@@ -34,13 +35,15 @@ def on_some_ranks(strategy: Ranks, do: Callable[[], T], *, is_mine: bool) -> T |
     """
     given: T | None = None
     failure: tuple[type[OpenKTOError], str] | None = None
-    own: Exception | None = None
+    own: BaseException | None = None
     if is_mine:
         try:
             given = do()
         except OpenKTOError as error:
             failure = (next(kind for kind in KINDS if isinstance(error, kind)), str(error))
-        except Exception as error:
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             own, failure = error, (OpenKTOError, f"rank {strategy.rank} failed with {type(error).__name__}: {error}")
     found = next((found for found in strategy.gather_objects(failure) if found is not None), None)
     if own is not None:

@@ -21,6 +21,8 @@ from transformers.pytorch_utils import Conv1D
 
 from openkto.config import ALL_LINEAR, LoraConfig, is_adapter_folder
 from openkto.errors import ConfigError
+from openkto.limits import match_in_time
+from openkto.models.folder_checks import check_files
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ def load_adapter(
     known = read_adapter_config(folder)
     known.lora_dropout, known.inference_mode = lora_dropout, False
     known.base_model_name_or_path = model.name_or_path
+    _check_patterns(folder, known, model)
     loading: dict[str, Any] = {"torch_device": "cpu", "autocast_adapter_dtype": False}
     try:
         with quiet_peft():
@@ -99,6 +102,7 @@ def read_adapter_config(folder: str) -> peft.LoraConfig:
     Raises:
         ConfigError: it cannot be read, is of another kind than LoRA, or changes more than switching it off undoes.
     """
+    check_files(folder)
     try:
         known = peft.PeftConfig.from_pretrained(folder)
     except Exception as error:
@@ -162,6 +166,21 @@ def adapter_weights(model: peft.PeftModel, weights: dict[str, Tensor]) -> dict[s
     assert found, "an adapter has tensors"
     assert not empty, f"an adapter is saved whole: {empty[:3]}"
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+
+
+def _check_patterns(folder: str, known: peft.LoraConfig, model: PreTrainedModel) -> None:
+    """Raise where a regular expression that the adapter names modules by does not come to an end on the model's."""
+    names = [name for name, _ in model.named_modules()]
+    given = [known.target_modules, known.exclude_modules, known.layers_pattern]
+    patterns = [pattern for pattern in given if isinstance(pattern, str)]
+    patterns += [rf"(.*\.)?({key})" for key in (*(known.rank_pattern or {}), *(known.alpha_pattern or {}))]
+    for pattern in patterns:
+        problem = match_in_time(pattern, names)
+        if problem is not None:
+            raise ConfigError(
+                f"{folder}: adapter_config.json must name modules by expressions that can be matched; got "
+                f"{pattern[:60]!r} ({problem}). Name the modules by the ends of their names."
+            )
 
 
 def _check_names(model: PreTrainedModel, settings: LoraConfig) -> None:

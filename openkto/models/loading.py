@@ -22,8 +22,11 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from openkto.config import is_adapter_folder
 from openkto.errors import ConfigError
+from openkto.limits import is_panic
 from openkto.models.adapter import base_of
+from openkto.models.folder_checks import check_files, check_quantization
 from openkto.models.kernels import use_liger_layers
+from openkto.models.tokenizer_file import as_its_file_says, check_ids
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ def load_model(
         # Other people's files in other people's code: whatever it raises is about that folder.
         raise ConfigError(_cannot_load(pretrain, error)) from error
     model, info = loaded
+    _say_unexpected(pretrain, sorted(info["unexpected_keys"]))
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ConfigError(
@@ -79,6 +83,15 @@ def load_model(
             f"{missing[0]} and {len(missing) - 1} more. Save the model again, or name its own folder."
         )
     return model
+
+
+def _say_unexpected(pretrain: str, names: list[str]) -> None:
+    """Warn of weights that the configuration has no place for: a layer too few in it is another model."""
+    if names:
+        log.warning(
+            "warning: %s: the weights' files hold %d tensors that its configuration has no place for, such as %s; they "
+            "are left out. Compare config.json with the model's own.", pretrain, len(names), names[0],
+        )  # fmt: skip
 
 
 def _in_4bit(dtype: torch.dtype) -> dict[str, Any]:
@@ -137,6 +150,7 @@ def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedCon
         config = AutoConfig.from_pretrained(pretrain, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ConfigError(_cannot_load(pretrain, error)) from error
+    check_quantization(pretrain, config)
     if config.is_encoder_decoder:
         raise ConfigError(
             f"{pretrain}: the model must be a decoder alone; got {config.model_type}, which has an encoder. "
@@ -209,9 +223,16 @@ def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: b
         pretrain = base_of(pretrain)
     if not is_adapter_folder(pretrain):
         _check_folder(pretrain)
+    check_files(pretrain)
     try:
-        return AutoTokenizer.from_pretrained(pretrain, use_fast=use_fast, trust_remote_code=trust_remote_code)
-    except Exception as error:  # the tokenizers library raises plain Exception for a broken file
+        file = check_ids(pretrain) if use_fast else None
+        read = AutoTokenizer.from_pretrained(pretrain, use_fast=use_fast, trust_remote_code=trust_remote_code)
+        return as_its_file_says(pretrain, read, file)
+    except ConfigError:
+        raise
+    except BaseException as error:  # the tokenizers library raises plain Exception for a broken file, or panics
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise ConfigError(
             f"{pretrain}: cannot load the tokenizer: {_first_line(error)} "
             "Check that the folder holds the model's tokenizer files."
@@ -238,6 +259,7 @@ def _check_folder(pretrain: str) -> None:
         raise ConfigError(
             f"{pretrain}: a model's folder holds a config.json; got none. Name the folder that the model was saved to."
         )
+    check_files(pretrain)
 
 
 def _cannot_load(pretrain: str, error: Exception) -> str:
@@ -250,7 +272,7 @@ def _cannot_load(pretrain: str, error: Exception) -> str:
     return f"{pretrain}: cannot load the model: {why} Check the name, the files and the versions."
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text if text.endswith((".", "!", "?")) else text + "."
 

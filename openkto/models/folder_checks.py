@@ -1,0 +1,49 @@
+"""What a model's folder must be like before a library reads it: strangers made its files."""
+
+import os
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from openkto.errors import ConfigError
+from openkto.limits import kind_of_file
+
+READ = (".json", ".safetensors", ".bin", ".model", ".jinja", ".txt", ".py")
+TRAINABLE_METHODS = ("bitsandbytes",)  # frozen below LoRA
+
+
+def check_files(pretrain: str) -> None:
+    """See that the files of a model's folder can be read to their end; a library would wait at a pipe without a word.
+
+    Raises:
+        ConfigError: one is a pipe or a device, or cannot be read.
+    """
+    if not os.path.isdir(pretrain):
+        return
+    try:
+        for path in sorted(Path(pretrain).iterdir()):
+            if path.suffix not in READ:
+                continue
+            kind = kind_of_file(path)
+            if kind is not None:
+                raise ConfigError(f"{path}: a model's files must be plain files; got {kind}. Remove it.")
+            if not os.access(path, os.R_OK):
+                raise PermissionError(13, "Permission denied", str(path))
+    except OSError as error:
+        raise ConfigError(
+            f"{pretrain}: the model's files must be readable; got {error.filename or error} "
+            f"({error.strerror or 'an error'}). Check the permissions and the disk."
+        ) from error
+
+
+def check_quantization(pretrain: str, config: PretrainedConfig) -> None:
+    """Raise ConfigError for a checkpoint whose weights are quantized, which training cannot change."""
+    quantization = config.to_dict().get("quantization_config")
+    if not quantization:
+        return
+    method = quantization.get("quant_method", "an unknown method") if isinstance(quantization, dict) else quantization
+    if method not in TRAINABLE_METHODS:
+        raise ConfigError(
+            f"{pretrain}: the model must be unquantized, as training changes its weights; got one quantized by "
+            f"{method} (quantization_config in config.json). Name the model that it was made from, or a copy in bf16."
+        )
