@@ -12,7 +12,7 @@ from types import FrameType
 # A row of more characters than this has more tokens than any model takes, and would need gigabytes to be tokenised.
 ROW_CHARACTERS = 5_000_000
 # What takes milliseconds, such as rendering a row or matching a name; of the process's own time, not the clock's.
-SECONDS = 20.0
+SECONDS = 10.0
 KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",

@@ -11,6 +11,7 @@ from typing import Any
 
 from openkto.data.messages import Message
 from openkto.data.problems import BadRow, shorten
+from openkto.limits import ROW_CHARACTERS, time_limit
 
 FIRST, SECOND, THIRD = "qz1zq", "qz2zq", "qz3zq"
 ASKED: list[Message] = [{"role": "user", "content": FIRST}]
@@ -60,20 +61,24 @@ class ChatTemplate:
         """
         # Templates are programs of the model's author: on messages that they do not expect they raise anything.
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=self.source(tools),
-                add_generation_prompt=is_generating,
-                continue_final_message=is_continued,
-                tokenize=False,
-                return_dict=False,
-                **(kwargs or {}),
-            )
+            with time_limit():
+                text = self._tokenizer.apply_chat_template(
+                    messages,
+                    tools=tools,
+                    chat_template=self.source(tools),
+                    add_generation_prompt=is_generating,
+                    continue_final_message=is_continued,
+                    tokenize=False,
+                    return_dict=False,
+                    **(kwargs or {}),
+                )
         except Exception as error:
             rule = "the messages must be ones that the tokenizer's chat template takes"
             raise BadRow(place, "chat template", rule, f"{type(error).__name__}: {shorten(str(error))}") from None
         assert isinstance(text, str), "apply_chat_template(tokenize=False) returns text"
+        if len(text) > ROW_CHARACTERS:
+            rule = f"the chat template must render at most {ROW_CHARACTERS:,} characters, more than any model takes"
+            raise BadRow(place, "too large", rule, f"{len(text):,}")
         return text
 
     @cached_property

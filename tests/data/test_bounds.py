@@ -25,26 +25,52 @@ def write(path, *completions):
 def test_a_row_that_would_fill_the_memory_is_a_bad_row(tmp_path):
     path = write(tmp_path / "rows.jsonl", "a", "b" * ROW_CHARACTERS, "c")
     with pytest.raises(DataError) as error:
-        UnpairedPreferenceDataset(path, byte_tokenizer())
+        UnpairedPreferenceDataset(path, byte_tokenizer(chat_template=None))
     assert str(error.value).startswith(
         f"{path}:2: prompt and completion must have at most 5,000,000 characters, more than any model takes; got "
         "5,000,001. Fix the row, "
     )
-    assert UnpairedPreferenceDataset(path, byte_tokenizer(), on_bad_rows="skip").report.skipped == {"too large": 1}
+    assert UnpairedPreferenceDataset(path, byte_tokenizer(chat_template=None), on_bad_rows="skip").report.skipped == {
+        "too large": 1
+    }
 
 
 def test_long_rows_are_written_in_small_batches_with_the_same_result(tmp_path, monkeypatch):
     path = write(tmp_path / "rows.jsonl", *[str(n) * 30 for n in range(9)])
-    whole = UnpairedPreferenceDataset(path, byte_tokenizer(), cache_dir=tmp_path / "a")
+    whole = UnpairedPreferenceDataset(path, byte_tokenizer(chat_template=None), cache_dir=tmp_path / "a")
     monkeypatch.setattr("openkto.data.prepare.BATCH_CHARACTERS", 70)
-    parts = UnpairedPreferenceDataset(path, byte_tokenizer(), cache_dir=tmp_path / "b")
+    parts = UnpairedPreferenceDataset(path, byte_tokenizer(chat_template=None), cache_dir=tmp_path / "b")
     assert parts._rows.data.column("row").num_chunks == 3
     assert parts.fingerprint() == whole.fingerprint()
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "rule"),
+    [
+        (ENDLESS, "the messages must be ones that the tokenizer's chat template takes; got OutOfTimeError: "),
+        ("{{ 'a' * 6000000 }}", "the chat template must render at most 5,000,000 characters, more than any model "),
+    ],
+)
+def test_a_template_without_an_end_or_of_endless_text_is_one_sentence(tmp_path, template, rule, monkeypatch):
+    monkeypatch.setattr("openkto.data.template.time_limit", lambda: time_limit(0.3))
+    message = [{"role": "user", "content": "a"}]
+    rows = [{"prompt": message, "completion": [{"role": "assistant", "content": "b"}], "label": True}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = byte_tokenizer(chat_template="{{ messages[0]['content'] }}" + template)
+    started = time.process_time()
+    with pytest.raises(DataError) as error:
+        UnpairedPreferenceDataset(path, tokenizer)
+    assert rule in str(error.value)
+    assert time.process_time() - started < 20
+
+
 def panicking_tokenizer():
     """Return one whose expression takes a library's whole patience for a row of many a's with another end."""
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_tokenizer(chat_template=None)
     backend = tokenizer.backend_tokenizer
     split = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([split, backend.pre_tokenizer])
@@ -67,18 +93,24 @@ def test_a_row_on_which_the_tokenizers_library_panics_is_named(tmp_path):
 
 def test_a_named_pipe_or_a_device_among_the_data_is_refused_not_read(tmp_path):
     os.mkfifo(tmp_path / "rows.jsonl")
-    with pytest.raises(DataError, match="rows.jsonl: must be a plain file, which can be read twice; got a named pipe"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl: must be a plain file, which can be read twice; got a named pipe"
+    ):
         UnpairedPreferenceDataset(tmp_path / "rows.jsonl", byte_tokenizer())
     (tmp_path / "endless.jsonl").symlink_to("/dev/zero")
     with pytest.raises(DataError, match="got a device"):
         UnpairedPreferenceDataset(tmp_path / "endless.jsonl", byte_tokenizer())
 
 
+def compute_for_ever():
+    while True:
+        pass
+
+
 def test_what_computes_too_long_ends_and_what_waits_or_ends_in_time_does_not():
     earlier = signal.getsignal(signal.SIGVTALRM)
     with pytest.raises(OutOfTimeError, match=r"no end after 0\.1 s"), time_limit(0.1):
-        while True:
-            pass
+        compute_for_ever()
     with time_limit(0.1):
         time.sleep(0.3)
     assert signal.getsignal(signal.SIGVTALRM) is earlier
@@ -88,8 +120,7 @@ def test_what_computes_too_long_ends_and_what_waits_or_ends_in_time_does_not():
 def test_a_time_limit_is_no_request_to_stop():
     with StopRequest() as stop:
         with pytest.raises(OutOfTimeError), time_limit(0.05):
-            while True:
-                pass
+            compute_for_ever()
         time.sleep(0.2)
         assert stop.reason is None
         assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
