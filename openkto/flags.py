@@ -85,7 +85,7 @@ SWITCH = {"nargs": "?", "const": "true"}
 TRAIN_ONLY = (
     {item.name for name in ("lora", "optim", "train", "checkpoint") for item in dataclasses.fields(SECTIONS[name])}
     - {"load_in_4bit", "micro_train_batch_size", "max_tokens_per_micro_batch", "seed", "full_determinism"}
-    - {"stall_minutes"}
+    - {"stall_minutes", "stall_end_minutes"}
     | {"dataset", "dataset_probs", "dataset_split", "aux_loss_coef", "export_dtype", "gradient_checkpointing"}
     | {"gradient_checkpointing_use_reentrant", "adam_offload", "grad_accum_dtype", "overlap_comm"}
     | {"ref_sync_steps", "ref_sync_alpha", "param_offload", "offload_nvme_path", "reduce_bucket_size"}

@@ -41,23 +41,26 @@ class StopRequest:
         self.reason: str | None = None  # what was asked first: "SIGTERM", "the time limit --max_time 0:01:00:00"
         self.max_seconds = max_seconds
         self._started = time.monotonic() - process_age()
-        self._is_training = False
+        self._is_training, self._when = False, ""
         self._earlier: dict[signal.Signals, Any] = {}
         self._earlier_wakeup_fd = -1
         self._wakeup_fd = -1
 
     # ---- what the loop asks -----------------------------------------------------------------------------------------
 
-    def begin_training(self) -> None:
+    def begin_training(self, when: str = "after this step") -> None:
         """From now on a signal leaves a note instead of ending the command.
 
         A time limit that is over already does not count here: the run makes its one step and saves, or it would
         never get on.
 
+        Args:
+            when: when the command stops, to say so at a signal.
+
         Raises:
             StopError, KeyboardInterrupt: a signal came before, and some library swallowed the exception.
         """
-        self._is_training = True
+        self._when, self._is_training = when, True
         if self.reason is not None:
             raise self._before_training()
 
@@ -122,7 +125,7 @@ class StopRequest:
         if name not in self._noted:
             self._noted.add(name)
             self.reason = self.reason or name
-            when = "after this step" if self._is_training else "before the first step"
+            when = self._when if self._is_training else "before the first step"
             with contextlib.suppress(OSError):
                 os.write(2, f"rank {os.environ.get('RANK', '0')}: {name}: stopping {when}\n".encode())
 

@@ -28,9 +28,11 @@ def main(argv: list[str]) -> None:
     with StopRequest() as stop:
         from openkto.distributed.watchdog import Watchdog
 
-        with Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0"))) as watchdog:
+        settings, rank = config.checkpoint, int(os.environ.get("RANK", "0"))
+        dog = Watchdog(settings.stall_minutes, rank, end_minutes=settings.stall_end_minutes, stop=stop, can_go_on=False)
+        with dog as watchdog:
             results = evaluate(config, options, stop, watchdog)
-    if results is not None and os.environ.get("RANK", "0") == "0":
+    if results is not None and rank == 0:
         print(table(results))
         output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         log.info("the numbers are in %s", output)
@@ -61,7 +63,7 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
     model, reference = load_models(config, strategy, names, prints, list(loaders.values()), watchdog)
     measure_micro_batches(config, strategy, model, list(loaders.values()), watchdog, with_gradient=False)
     loss, results = make_loss(config.loss), {}
-    stop.begin_training()
+    stop.begin_training("after this forward")
 
     def between() -> None:
         watchdog.beat()
