@@ -237,8 +237,16 @@ class DeepspeedStrategy:
 
         On a GPU it is torch's fused one. Where `adam_offload` keeps its states beside a GPU it is DeepSpeed's, made for
         processors, if that can be built there; all ranks must call it then.
+
+        Raises:
+            ConfigError: no parameter trains.
         """
         trainable = [p for p in model.parameters() if p.requires_grad]
+        if not trainable:
+            raise ConfigError(
+                f"model: must have parameters that train; got {type(model).__name__} with all of them frozen. Set "
+                "requires_grad on those to train, or put an adapter on it."
+            )
         groups = [
             {"params": [p for p in trainable if len(whole_shape(p)) > 1], "weight_decay": weight_decay},
             {"params": [p for p in trainable if len(whole_shape(p)) <= 1], "weight_decay": 0.0},
@@ -267,8 +275,16 @@ class DeepspeedStrategy:
         """Return ((engine, optimizer, scheduler), reference), made of `Actor`s for this device and ZeRO stage.
 
         The scheduler stays ours: it advances with applied updates alone.
+
+        Raises:
+            ConfigError: policy and reference share parameters.
         """
         model, optimizer, scheduler = training
+        if ref_model is not None and {*map(id, model.parameters())} & {*map(id, ref_model.parameters())}:
+            raise ConfigError(
+                "ref_model: must have parameters of its own, which stay as they are; got the policy's. Load the model "
+                "a second time, or copy it before it is given to the Actor."
+            )
         model.run_on(self.device)
         sizes = [(whole_shape(p).numel(), p.requires_grad) for p in model.parameters()]
         self.config["zero_optimization"] = add_sizes(

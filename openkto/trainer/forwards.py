@@ -4,7 +4,7 @@ Shapes:  B = rows in a micro-batch, L = rows on this rank, N = rows in the globa
 Units:   nats.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -181,10 +181,15 @@ def read_rows(
     lines_C = strategy.gather_rows(torch.cat(parts), batch.matched_lines)
     rows_NC = lines_C[lines_C[:, 0] >= 0]
     mean = None if before.mismatched_mean is None else float(before.mismatched_mean)
+    # A matched row is at fault by itself; a pair may be so for either of its two.
+    bad_N = ~np.isfinite(rows_NC[:, 2])
+    if bad_N.any():
+        raise not_finite(place, rows_NC[bad_N, 2], name_rows(rows_NC[bad_N, 0]))
     if mean is not None and not np.isfinite(mean):
         pairs_NC = strategy.gather_rows(before.mismatched_rows)
-        stop_unless_finite(f"{place}, mismatched pairs", pairs_NC[:, 0], pairs_NC[:, 1])
-    stop_unless_finite(place, rows_NC[:, 0], rows_NC[:, 2])
+        bad_N = ~np.isfinite(pairs_NC[:, 1])
+        named = name_pairs(batch, pairs_NC[bad_N, 0])
+        raise not_finite(f"{place}, mismatched pairs", pairs_NC[bad_N, 1], named)
     rows = BatchRows(
         log_prob_N=rows_NC[:, 1],
         log_ratio_N=rows_NC[:, 2],
@@ -197,22 +202,28 @@ def read_rows(
     return rows, rows_NC
 
 
-def stop_unless_finite(place: str, row_N: NDArray[np.float64], value_N: NDArray[np.float64]) -> None:
-    """Raise on every rank alike where a log-ratio is not finite.
-
-    Raises:
-        TrainingError: naming the rows.
-    """
-    bad_N = ~np.isfinite(value_N)
-    if bad_N.any():
-        raise TrainingError(
-            f"{place}: every log-probability must be finite; got {value_N[bad_N][0]}, and no update was made. "
-            f"{name_rows(row_N[bad_N])}"
-        )
+def not_finite(place: str, values: NDArray[np.float64], named: str) -> TrainingError:
+    """Return the error for log-probabilities that are not finite; raised on every rank alike."""
+    return TrainingError(
+        f"{place}: every log-probability must be finite; got {values[0]}, and no update was made. {named}"
+    )
 
 
 def name_rows(row_N: NDArray[np.float64]) -> str:
     """Say which rows to look at, ten at the most."""
     numbers = sorted({int(r) for r in row_N})
-    named = ", ".join(str(n) for n in numbers[:10]) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
-    return f"Look at row{'s' if len(numbers) > 1 else ''} {named} (counted from 0), or lower --learning_rate."
+    return (
+        f"Look at row{'s' if len(numbers) > 1 else ''} {_ten_of(numbers)} (counted from 0), or lower --learning_rate."
+    )
+
+
+def name_pairs(batch: RankBatch, row_N: NDArray[np.float64]) -> str:
+    """Say which pairs to look at, by whose prompts they have, ten at the most."""
+    pairs = sorted({(int(i), int(j)) for i, j in zip(batch.rows, batch.kl_rows, strict=True) if i in row_N})
+    named = _ten_of([f"row {i}'s prompt with row {j}'s completion" for i, j in pairs])
+    return f"Look at {named} (counted from 0), or lower --learning_rate."
+
+
+def _ten_of(names: Sequence[object]) -> str:
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(str(name) for name in names[:10]) + more

@@ -134,7 +134,7 @@ def test_a_row_that_is_not_finite_stops_all_ranks_and_is_named(zero_stage, tmp_p
     for message, weights_stayed in run_ranks(
         train_on_a_poisoned_row, 2, tmp_path, tmp_path / "out", zero_stage, "log-probability"
     ):
-        assert message.startswith("step 1, mismatched pairs: every log-probability must be finite; got nan")
+        assert message.startswith("step 1: every log-probability must be finite; got nan")
         assert "Look at row 4 (counted from 0)" in message
         assert weights_stayed
 
@@ -275,3 +275,26 @@ def test_float16_stops_at_the_smallest_loss_scale(zero_stage, tmp_path):
     message, is_finite = run_ranks(fp16_run, 2, tmp_path, tmp_path, zero_stage, 1e12, 80)[0]
     assert "fp16 overflows at the smallest loss scale, 1.0. Use --param_dtype bf16 or fp32." in message
     assert is_finite or zero_stage == 3
+
+
+def refuse_what_cannot_train():
+    strategy = DeepspeedStrategy(zero_stage=0)
+    strategy.setup_distributed()
+    shared = tiny_llama()
+    actor = Actor(shared)
+    optimizer = strategy.create_optimizer(actor, lr=1e-3)
+    messages = []
+    for reference in (actor, Actor(shared)):
+        with pytest.raises(ConfigError) as error:
+            strategy.prepare((actor, optimizer, None), reference)
+        messages.append(str(error.value))
+    with pytest.raises(ConfigError) as error:
+        strategy.create_optimizer(actor.requires_grad_(False), lr=1e-3)
+    return [*messages, str(error.value)]
+
+
+def test_a_frozen_policy_and_one_that_is_its_own_reference_are_one_sentence_each(tmp_path):
+    ((same_actor, same_model, frozen),) = run_ranks(refuse_what_cannot_train, 1, tmp_path)
+    assert same_actor == same_model
+    assert same_actor.startswith("ref_model: must have parameters of its own, which stay as they are; got the policy")
+    assert frozen.startswith("model: must have parameters that train; got Actor with all of them frozen.")

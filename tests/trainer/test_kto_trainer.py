@@ -277,8 +277,36 @@ def test_a_mismatched_pair_that_is_not_finite_is_named_on_every_rank(world_size,
     for said in run_ranks(train_on_long_pairs, world_size, tmp_path, tmp_path):
         assert said == (
             "step 1, mismatched pairs: every log-probability must be finite; got nan, and no update was made. "
-            "Look at row 1 (counted from 0), or lower --learning_rate."
+            "Look at row 1's prompt with row 2's completion (counted from 0), or lower --learning_rate."
         )
+
+
+def llama_without_an_embedding():
+    model = tiny_llama()
+    model.model.embed_tokens.weight.data[60] = torch.nan
+    return model
+
+
+def train_on_a_completion_without_an_embedding(folder):
+    rows = token_rows([True, False, True, False], longest=4)
+    for item in rows.items:
+        item["completion_ids"] = [5 if token == 60 else token for token in item["completion_ids"]]
+        item["prompt_ids"] = [5 if token == 60 else token for token in item["prompt_ids"]]
+    rows.items[3] |= {"completion_ids": [60, 7], "completion_mask": [True, True]}
+    trainer, _ = make_trainer(
+        TokenRowList(rows.items, rows.prompt_keys), model=llama_without_an_embedding, batch=4, micro=2
+    )
+    with pytest.raises(TrainingError) as error:
+        trainer.fit(quiet_args(folder, 1))
+    return str(error.value)
+
+
+def test_a_completion_that_is_not_finite_is_named_by_its_own_row(tmp_path):
+    (said,) = run_ranks(train_on_a_completion_without_an_embedding, 1, tmp_path, tmp_path)
+    assert said == (
+        "step 1: every log-probability must be finite; got nan, and no update was made. "
+        "Look at row 3 (counted from 0), or lower --learning_rate."
+    )
 
 
 def padding_of_a_step(folder, packs):
