@@ -96,6 +96,23 @@ def test_a_flag_wins_over_the_file_wherever_it_stands(tmp_path, flags_first):
     assert options.given == {"pretrain", "dataset", "beta", "learning_rate", "overlap_comm", "max_steps"}
 
 
+def test_arguments_for_the_chat_template_are_json_and_may_be_a_mapping_in_yaml(tmp_path):
+    given = '{"enable_thinking": false}'
+    assert parse([*NEEDED, "--chat_template_kwargs", given], "train")[0].data.chat_template_kwargs == given
+    file = tmp_path / "run.yaml"
+    file.write_text("chat_template_kwargs: {enable_thinking: false}\n")
+    assert parse([*NEEDED, "--config", str(file)], "train")[0].data.chat_template_kwargs == given
+    for wrong, says in (("{", "must be a JSON object"), ("[1]", "must be a JSON object"), ('{"tools": 1}', "'tools'")):
+        assert says in refusal("--chat_template_kwargs", wrong)
+
+
+def test_text_prompts_are_wrapped_by_choice_or_by_what_the_tokenizer_has():
+    assert parse(NEEDED, "train")[0].data.apply_chat_template is None
+    assert parse([*NEEDED, "--apply_chat_template"], "train")[0].data.apply_chat_template is True
+    assert parse([*NEEDED, "--apply_chat_template", "false"], "train")[0].data.apply_chat_template is False
+    parse([*NEEDED, "--apply_chat_template", "false", "--input_template", "{}"], "train")
+
+
 def test_a_run_yaml_serves_evaluate_too(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("pretrain: base\ndataset: a\nmax_len: 512\nlearning_rate: 1e-6\ntrain_batch_size: 1\n")

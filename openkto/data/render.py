@@ -15,7 +15,7 @@ from openkto.data.row import Row
 from openkto.data.template import ChatTemplate, added_tokens, common_end, common_start
 
 EMPTY_THOUGHTS = re.compile(r"\s*(?:<think>)?\s*</think>")
-CLOSED_BLOCK = re.compile(r"(?:</[^<>]+>|<[^<>|/]+\|>|\[/\w+\])\s*\Z")
+CLOSED_BLOCK = re.compile(r"\s*<(?!/)[^<>]+>[^<>]*<(?:/[^<>]+|[^<>|/]+\|)>\s*\Z")
 # Where a template renders the messages of a completion otherwise than it did when they were written.
 LAST_ANSWER = (
     "Take the last answer as the completion and what is before it as the prompt, or pass --on_bad_rows skip to leave"
@@ -102,15 +102,15 @@ class Renderer:
         if template_differs:
             generated, prompt = prompt, self._common_prompt(row, given, answer, prompt, whole)
         _check_text(row, prompt, whole)
+        start = 0 if is_prefilled else len(prompt)
+        notes = [*notes, *check_rendered(row.place, given, answer, row.tools, prompt, whole[start:])]
         spans = self._spans(row, given, answer, prompt, whole) if len(answer) > 1 else ()
-        if template_differs and CLOSED_BLOCK.search(generated, len(prompt)):
+        if template_differs and CLOSED_BLOCK.match(generated, len(prompt)):
             # An answer follows what the generation prompt has opened and closed again, so that is kept.
             added, template_differs = len(generated) - len(prompt), False
             prompt, whole = generated, generated + whole[len(prompt) :]
             spans = tuple((start + added, end + added) for start, end in spans)
             notes = [*notes, "closed block"]
-        start = 0 if is_prefilled else len(prompt)
-        notes = [*notes, *check_rendered(row.place, given, answer, row.tools, prompt, whole[start:])]
         if EMPTY_THOUGHTS.match(whole, len(prompt)) and not EMPTY_THOUGHTS.match(str(answer[0]["content"])):
             notes = [*notes, "empty think block"]
         return Rendered(row, prompt, whole, True, template_differs, spans, tuple(notes))

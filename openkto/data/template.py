@@ -90,14 +90,11 @@ class ChatTemplate:
         except BadRow:
             return frozenset()
         shared = common_start(last, middle)
+        begins = {self._tokenizer.bos_token, self._tokenizer.unk_token} - {self._tokenizer.eos_token}
+        closing = [found for found in self._special.finditer(last) if found.group() not in begins]
         # Phi writes <|end|><|endoftext|> behind the last answer and <|end|> behind others: what both share ends a turn.
-        shared_ends = [found for found in self._special.finditer(last) if found.end() <= shared]
-        found = shared_ends[-1] if shared_ends else self._special.search(last)
-        if found is None:
-            return frozenset()
-        token_id = self._tokenizer.convert_tokens_to_ids(found.group())
-        starts = {self._tokenizer.bos_token_id, self._tokenizer.unk_token_id} - {self._tokenizer.eos_token_id}
-        return frozenset({token_id} - starts)
+        found = [*closing[:1], *(found for found in closing if found.end() <= shared)]
+        return frozenset({self._tokenizer.convert_tokens_to_ids(found[-1].group())} if found else ())
 
     def is_rendered(self, text: str) -> bool:
         """Return whether a text already holds the template's markup of a user's turn."""

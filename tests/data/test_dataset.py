@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from typing import get_args
 
 import datasets
 import numpy as np
@@ -16,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.notes import INFORMATION, WARNINGS, Note
 from openkto.errors import ConfigError, DataError
-from tests.tokenizers_for_tests import BOS, EOS, byte_tokenizer, metaspace_tokenizer
+from tests.tokenizers_for_tests import BOS, CHAT_TEMPLATE, EOS, byte_tokenizer, metaspace_tokenizer
 
 
 def rows(desirable: int, undesirable: int, start: int = 0) -> list[dict]:
@@ -432,3 +434,46 @@ def test_weights_of_zero_alone_are_an_error(write_lines):
     assert error_of(path, weight_key="w") == (
         f"{path}: at least one row must weigh more than 0; got 0 for all. Correct the weights."
     )
+
+
+def test_what_became_of_text_prompts_and_fields_nobody_reads_are_counted_and_said(caplog):
+    data = [{**row, "source": "desk"} for row in rows(2, 1)]
+    data.append({"prompt": "Is it?", "completion": "Is it? Yes.", "label": True})
+    with caplog.at_level(logging.INFO):
+        report = make(data, tokenizer=byte_tokenizer()).report
+    assert (report.notes, report.unread) == ({"wrapped": 4, "repeats the prompt": 1}, ["source"])
+    assert "data: 4 rows: the prompt is a plain text and goes through the chat template" in caplog.text
+    assert "warning: data: 1 rows: the completion begins with its own prompt" in caplog.text
+    assert "data: fields that are not read: source" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert make(data, tokenizer=byte_tokenizer(), apply_chat_template=False).report.notes["left plain"] == 4
+    assert "stays one although the tokenizer has a chat template" in caplog.text
+
+
+def test_every_note_has_its_sentence():
+    kinds = set(get_args(Note))
+    assert WARNINGS.keys() | INFORMATION.keys() == kinds
+    assert not WARNINGS.keys() & INFORMATION.keys()
+
+
+def test_arguments_for_the_template_ends_and_a_printed_date_make_rows_of_their_own(cache_dir):
+    def folders() -> int:
+        return len(list(cache_dir.iterdir()))
+
+    dated = byte_tokenizer(chat_template="{{ strftime_now('%Y') }}{{ tone }}" + CHAT_TEMPLATE)
+    for tokenizer, grows in ((byte_tokenizer(), (0, 1, 1)), (dated, (1, 1, 1))):
+        make(rows(1, 1), tokenizer=tokenizer, template_date="2024-02-03")
+        before = folders()
+        for settings, growth in zip(
+            ({"template_date": "2025-02-03"}, {"chat_template_kwargs": {"tone": "x"}}, {"end_token_ids": [1]}),
+            grows,
+            strict=True,
+        ):
+            make(rows(1, 1), tokenizer=tokenizer, **{"template_date": "2024-02-03", **settings})
+            assert folders() == before + growth
+            before = folders()
+    shown = make(
+        rows(1, 1), max_len=99, tokenizer=dated, template_date="2025-02-03", chat_template_kwargs={"tone": "x"}
+    )
+    assert shown.preview(1).splitlines()[1].startswith("2025x<|start|>")

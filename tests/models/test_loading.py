@@ -8,7 +8,7 @@ import transformers
 
 from openkto.errors import ConfigError
 from openkto.models import Actor, load_tokenizer
-from openkto.models.loading import check_fits, check_same_vocabulary, load_config, load_model
+from openkto.models.loading import check_fits, check_same_vocabulary, load_config, load_model, stop_token_ids
 from tests.models.test_actor_architectures import GEMMA
 from tests.text_rows import byte_tokenizer, write_model
 from tests.tiny import tiny_llama
@@ -169,3 +169,10 @@ def test_a_model_whose_tokens_see_what_follows_is_refused():
     model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**settings))
     with pytest.raises(ConfigError, match="each token must see what came before it alone; got Gemma3ForCausalLM"):
         Actor(model)
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(2, (2,)), ([2, 5], (2, 5)), (None, ())])
+def test_where_generation_stops_is_read_from_its_configuration(tmp_path, eos, expected):
+    assert stop_token_ids(str(tmp_path)) == ()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert stop_token_ids(str(tmp_path)) == expected
