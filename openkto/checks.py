@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib.util
 import json
 import os
@@ -187,6 +188,8 @@ def _check_data(data: DataConfig, place: Place) -> None:
         _fail(place("eval_dataset"), "must be PATH or NAME=PATH", "a name without a path", "Give the path.")
     check_template(place("input_template"), data.input_template, data.apply_chat_template)
     template_kwargs(place("chat_template_kwargs"), data.chat_template_kwargs)
+    if data.template_date is not None and not _is_day(data.template_date):
+        _fail(place("template_date"), "must be a day, YYYY-MM-DD", repr(data.template_date), "Correct it.")
     known = {"--label_key": data.label_key, "--input_key": data.input_key, "--output_key": data.output_key}
     for flag, key in known.items():
         if data.weight_key is not None and data.weight_key == key:
@@ -196,6 +199,13 @@ def _check_data(data: DataConfig, place: Place) -> None:
                 f"{key!r} for both",
                 "Name the field with the weights.",
             )
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def template_kwargs(place: str, text: str | None) -> dict[str, object]:

@@ -215,6 +215,11 @@ class DataConfig:
         "chat_template_kwargs goes over them",
         default_text="none",
     )
+    template_date: str | None = option(
+        None,
+        "the day, YYYY-MM-DD, that a chat template which prints today's date prints in every row",
+        default_text="the day on which the run first started",
+    )
     max_len: int = option(2048, "longest prompt and completion together", "tokens", at_least=3, below=LARGE)
     truncation: str = option(
         "completion",

@@ -149,7 +149,8 @@ def values_of(item) -> st.SearchStrategy:
         "list[float]": st.just([0.25, 0.75]),
         "tuple[float, float]": st.tuples(floats, floats),
     }
-    strategy = st.just('{"a": 1}') if item.name == "chat_template_kwargs" else by_kind[kind_of(item)]
+    of_a_form = {"chat_template_kwargs": st.just('{"a": 1}'), "template_date": st.dates().map(str)}
+    strategy = of_a_form[item.name] if item.name in of_a_form else by_kind[kind_of(item)]
     return st.none() | strategy if "None" in str(item.type) else strategy
 
 

@@ -57,6 +57,7 @@ def _read(
         label_key=data.label_key,
         input_template=data.input_template,
         apply_chat_template=data.apply_chat_template,
+        template_date=data.template_date,
         truncation=data.truncation,  # type: ignore[arg-type]  # checked by the parser
         on_bad_rows=data.on_bad_rows,  # type: ignore[arg-type]
         cache_dir=data.data_cache_dir,

@@ -42,6 +42,7 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
     """Return each set's metrics by its name, the same on every rank; None where data was only to be checked."""
     from openkto.commands.check import is_check
     from openkto.commands.data import read_evaluation_sets
+    from openkto.commands.resume import on_one_day
     from openkto.commands.same_run import fetch_models, prints_of_models, settings_of
     from openkto.commands.train import make_eval_loaders, make_strategy, measure_micro_batches
     from openkto.trainer.evaluation import evaluate_set
@@ -57,6 +58,7 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
     fetch_models(strategy, names)
     watchdog.phase("hashing the models' files")
     prints = prints_of_models(strategy, names, is_needed=config.model.ref_mode == "cached")
+    config = on_one_day(config, strategy, tokenizer)
     watchdog.phase("reading the data")
     sets = read_evaluation_sets(config, strategy, tokenizer, names)
     loaders = make_eval_loaders(config, strategy, sets)

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
     from openkto.commands.check import is_check
     from openkto.commands.data import read_sets
     from openkto.commands.reference import fill_and_check, open_cache
-    from openkto.commands.resume import identity_of_command
+    from openkto.commands.resume import identity_of_command, on_one_day
     from openkto.commands.same_run import fetch_models, settings_of
     from openkto.commands.train import check_models, make_loaders, make_strategy, model_names
     from openkto.distributed.watchdog import Watchdog
@@ -34,6 +34,7 @@ def main(argv: list[str]) -> None:
         strategy.setup_distributed(settings_of(config))
         watchdog.phase("fetching the models")
         fetch_models(strategy, models)
+        config = on_one_day(config, strategy, tokenizer)
         watchdog.phase("reading the data")
         rows, eval_rows = read_sets(config, strategy, tokenizer, models)
         loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)

@@ -1,6 +1,7 @@
 """What a training command asks of its checkpoints before it loads a model."""
 
 import dataclasses
+import datetime
 import logging
 import os
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 
 from openkto.commands.same_run import describe_models, prints_of_models
-from openkto.config import LoraConfig, RunConfig, to_flat
+from openkto.config import LoraConfig, RunConfig, to_flat, with_resolved
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.template import uses_date
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.tensor_parallel import split_of
 from openkto.models.export import RECORDS_BYTES
@@ -23,10 +25,37 @@ log = logging.getLogger(__name__)
 # all modes give the numbers of the reference's files, which are compared.
 SAME_SETTINGS = (
     *("learning_rate", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "l2", "adam_betas"),
-    *("param_dtype", "grad_accum_dtype", "max_len", "truncation"),
+    *("param_dtype", "grad_accum_dtype", "max_len", "truncation", "template_date"),
     *(item.name for item in dataclasses.fields(LoraConfig)),
 )
 ADAM_BYTES = 12  # a parameter's float32 master copy and two moments
+
+
+def on_one_day(config: RunConfig, strategy: Any, tokenizer: Any, checkpoints: Checkpoints | None = None) -> RunConfig:
+    """Return the configuration with the day that the chat template is to print, where it prints today's date.
+
+    A run keeps the day on which it first started: its rows are the same on all ranks, in every start. All ranks must
+    call it.
+
+    Args:
+        checkpoints: of a run that may be resumed.
+
+    Raises:
+        CheckpointError: the one to resume from is not complete.
+    """
+    ranks = strategy.gather_objects((uses_date(tokenizer), datetime.date.today().isoformat()))
+    if not any(prints_date for prints_date, _ in ranks):
+        return config
+    day = config.data.template_date
+    if day is None and checkpoints is not None:
+        found = checkpoints.choose(config.checkpoint.load_checkpoint)
+        day = found.state["identity"].get("--template_date") if found is not None else None
+    if day is None:
+        day = ranks[0][1]
+    log.info(
+        "data: the chat template prints the date: %s in all rows, of this start and later ones (template_date)", day
+    )
+    return with_resolved(config, template_date=day)
 
 
 def identity_of_command(

@@ -64,12 +64,11 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     from openkto.commands.data import read_sets, weights_of_classes
     from openkto.commands.outlook import learning_rate_of, say_outlook
     from openkto.commands.reference import cached_reference
-    from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done
+    from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, on_one_day
     from openkto.commands.same_run import fetch_models, settings_of
     from openkto.distributed.agreement import on_some_ranks
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
-    from openkto.trainer import FitArgs
     from openkto.trainer.saving import open_checkpoints
 
     watchdog.phase("reading the models' configurations")
@@ -84,6 +83,9 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     on_some_ranks(strategy, lambda: lock_folders(config, locks), is_mine=is_first)
     watchdog.phase("fetching the models")
     fetch_models(strategy, models)
+    watchdog.phase("looking for a checkpoint")
+    checkpoints = open_checkpoints(fit_args(config), strategy, with_engine=not config.checkpoint.disable_ds_ckpt)
+    config = on_one_day(config, strategy, tokenizer, checkpoints)
     watchdog.phase("reading the data")
     rows, eval_rows = read_sets(config, strategy, tokenizer, models)
     weights = weights_of_classes(config.loss, rows)
@@ -98,10 +100,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     watchdog.phase("hashing the models' files")
     identity = identity_of_command(config, strategy, rows, models)
     watchdog.phase("looking for a checkpoint")
-    flat = to_flat(config)
-    known = {field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}
-    args = FitArgs(**known, settings=flat, identity=identity)
-    checkpoints = open_checkpoints(args, strategy, with_engine=not config.checkpoint.disable_ds_ckpt)
+    args = fit_args(config, settings=to_flat(config), identity=identity)
     writes_checkpoints = checkpoints.with_engine or config.checkpoint.save_hf_ckpt
     if writes_checkpoints:
         checkpoints.make_folder()
@@ -174,6 +173,16 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
             f"{config.output.save_path}. Name another folder."
         )
     return tokenizer
+
+
+def fit_args(config: RunConfig, **more: Any) -> Any:
+    """Return the `FitArgs` that the configuration holds."""
+    from openkto.trainer import FitArgs
+
+    flat = to_flat(config)
+    return FitArgs(
+        **{field.name: flat[field.name] for field in dataclasses.fields(FitArgs) if field.name in flat}, **more
+    )
 
 
 def make_loaders(config: RunConfig, strategy: Any, rows: Any, eval_rows: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
