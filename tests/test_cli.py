@@ -13,7 +13,9 @@ import torch
 import transformers
 
 from openkto.commands import evaluate, train
+from openkto.commands.data import evaluation_sets
 from openkto.commands.run import run
+from openkto.distributed.watchdog import Watchdog
 from openkto.errors import StopError
 from openkto.flags import parse
 from openkto.stops import StopRequest
@@ -136,6 +138,26 @@ def test_a_signal_to_one_rank_ends_an_evaluation_on_all_between_two_forwards(pla
     argv = ["--pretrain", f"{place}/model", "--ref_pretrain", f"{place}/same", "--eval_dataset", f"{place}/eval.jsonl"]
     sentence = "SIGUSR1 on rank 1: the evaluation has no numbers yet. Start the same command again."
     assert run_ranks(evaluate_until_stopped, 2, place, [*argv, "--max_len", "128"]) == [(sentence, 3)] * 2
+
+
+def attention_lengths_of_an_evaluation(argv):
+    config, _ = parse(argv, "evaluate")
+    names, tokenizer = evaluate.find_models(config)
+    strategy = train.make_strategy(config)
+    strategy.setup_distributed()
+    loaders = list(train.make_eval_loaders(config, strategy, evaluation_sets(config, tokenizer)).values())
+    evaluate.load_models(config, strategy, names, {}, loaders, Watchdog(0, 0))
+    return [loader.attention_length for loader in loaders]
+
+
+def test_an_evaluation_is_planned_with_the_cost_of_attention(place):
+    shutil.copytree(place / "model", place / "same")
+    argv = ["--pretrain", f"{place}/model", "--ref_pretrain", f"{place}/same", "--eval_dataset", f"{place}/eval.jsonl"]
+    ((length,),) = run_ranks(attention_lengths_of_an_evaluation, 1, place, [*argv, "--max_len", "128"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / "model")
+    # Where length x hidden is as much as a layer's weights, of which two layers have these.
+    weights = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
+    assert length == pytest.approx(weights / (2 * model.config.hidden_size), rel=1e-6)
 
 
 def test_evaluate_can_check_its_rows_and_show_them(place, capsys):
