@@ -7,9 +7,17 @@ Source: https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES".
 """
 
 import os
+import re
 import subprocess
 
 from openkto.errors import ConfigError
+
+# What gloo, NCCL and the store say where the other end of a connection ended, or did not come within the time limit.
+LOST = re.compile(
+    r"gloo.*(closed|reset by peer|broken pipe|timed out|refused)|connection was likely closed|remote process exit"
+    r"|NCCL.*(timeout|remote|system) ?error|socket has timed out|wait timeout after",
+    re.IGNORECASE | re.DOTALL,
+)
 
 LAUNCHERS = "Start through deepspeed, torchrun or srun, which set them all, or unset them for one process"
 
@@ -53,6 +61,20 @@ def check_rendezvous() -> None:
             "the environment: MASTER_ADDR and MASTER_PORT must name the host of rank 0 and a free port there; got "
             f"no {' and no '.join(missing)}. {LAUNCHERS}."
         )
+
+
+def loss_of_a_rank(error: BaseException) -> str | None:
+    """Return a sentence for a collective's error that says no more than that another rank is gone; None for others."""
+    link: BaseException | None = error
+    while link is not None and LOST.search(f"{type(link).__name__}: {link}") is None:
+        link = link.__cause__ or link.__context__
+    if link is None:
+        return None
+    return (
+        "another rank is gone, or did not answer in time, and this one cannot go on without it. That rank's own last "
+        "lines say why; where there are none, it was killed: for want of memory, by a scheduler, or with its node. "
+        "Start the same command again with --load_checkpoint: it goes on from the newest checkpoint."
+    )
 
 
 def ranks_on_this_node() -> int | None:

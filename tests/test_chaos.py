@@ -37,9 +37,9 @@ _context = multiprocessing.get_context("forkserver")
 
 
 class Start:
-    """One start of the command on two ranks, each a process of its own."""
+    """One start of the command on two ranks, each a process of its own, which does something else before."""
 
-    def __init__(self, folder: Path, argv: list[str]) -> None:
+    def __init__(self, folder: Path, argv: list[str], before: Callable[[int], None] | None = None) -> None:
         self.logs = [folder / f"rank{rank}.log" for rank in range(RANKS)]
         for log in self.logs:
             log.unlink(missing_ok=True)
@@ -47,7 +47,7 @@ class Start:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.ranks = [
-            _context.Process(target=_work, args=(rank, port, argv, log, dict(os.environ)), daemon=True)
+            _context.Process(target=_work, args=(rank, port, argv, log, dict(os.environ), before), daemon=True)
             for rank, log in enumerate(self.logs)
         ]
         for rank in self.ranks:
@@ -85,7 +85,9 @@ class Start:
         return "\n".join(log.read_text() for log in self.logs if log.exists())
 
 
-def _work(rank: int, port: int, argv: list[str], log: Path, environ: dict[str, str]) -> None:
+def _work(
+    rank: int, port: int, argv: list[str], log: Path, environ: dict[str, str], before: Callable[[int], None] | None
+) -> None:
     os.environ.clear()
     os.environ.update(
         environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_SIZE=str(RANKS),
@@ -95,6 +97,8 @@ def _work(rank: int, port: int, argv: list[str], log: Path, environ: dict[str, s
     for standard in (1, 2):
         os.dup2(sys.stderr.fileno(), standard)
     torch.set_num_threads(1)
+    if before is not None:
+        before(rank)
     run_and_exit(train.main, argv)
 
 

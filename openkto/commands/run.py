@@ -16,7 +16,7 @@ from collections.abc import Callable
 from openkto.errors import OpenKTOError, StopError
 from openkto.launcher import follow_launcher
 from openkto.limits import is_panic
-from openkto.ranks import settle_ranks
+from openkto.ranks import loss_of_a_rank, settle_ranks
 
 SECONDS_FOR_THE_FIRST_RANK = 3.0
 
@@ -60,6 +60,12 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
 
 
 def _unexpected(error: BaseException) -> str:
+    lost = loss_of_a_rank(error)
+    if lost is not None:
+        return lost
+    if isinstance(error, OSError) and error.filename is not None:
+        place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
+        return f"{place}: must be read or written; got {error.strerror}. Give it other permissions or name another."
     first_line = (str(error).strip().splitlines() or [""])[0]
     if type(error).__name__ == "OutOfMemoryError":
         return (
