@@ -7,9 +7,12 @@ Units:   nats.
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -23,6 +26,7 @@ from openkto.errors import ConfigError, StopError, TrainingError
 from openkto.models.loss import KTOLoss, LossType, sft_loss
 from openkto.stops import StopRequest
 from openkto.trainer.evaluation import evaluate_set
+from openkto.trainer.failed_step import write_failed_step
 from openkto.trainer.fit_args import FitArgs
 from openkto.trainer.flops import step_work
 from openkto.trainer.forwards import (
@@ -273,7 +277,11 @@ class KTOTrainer:
         self.watchdog.phase(f"step {run.step}")
         rates = learning_rates(self.scheduler, run.updates + 1)
         self.strategy.set_learning_rates(self.model, rates)
-        report = self._train_step(run, batch, rates[0], args.log_entropy)
+        try:
+            report = self._train_step(args, run, batch, rates[0])
+        except TrainingError:
+            reporter.failed_step(batch)
+            raise
         run.updates += report.applied
         run.consumed_samples += report.counts.rows
         if self.loss.needs_shift:
@@ -285,8 +293,8 @@ class KTOTrainer:
 
     # ---- one step ---------------------------------------------------------------------------------------------------
 
-    def _train_step(self, run: RunState, batch: RankBatch, learning_rate: float, with_entropy: bool) -> StepReport:
-        place, shift = f"step {run.step}", run.shift or 0.0
+    def _train_step(self, args: FitArgs, run: RunState, batch: RankBatch, learning_rate: float) -> StepReport:
+        place, shift, with_entropy = f"step {run.step}", run.shift or 0.0, args.log_entropy
         before = forward_without_gradient(
             self.model, self.reference, self.strategy, self.loss, batch, place, self.watchdog.beat, shift
         )
@@ -317,11 +325,15 @@ class KTOTrainer:
                 loss, aux_loss = loss + self.aux_loss_coef * part, aux_loss + part.detach()
             self.strategy.backward(self.model, loss.float(), is_last=m == len(batch.matched) - 1)
             parts.append(row_columns(micro_batch, log_prob_B, log_ratio_B, output.entropy_B))
-        rows, rows_NC = read_rows(self.strategy, batch, parts, before, place)
         try:
-            result = self.strategy.step(self.model)
+            rows, rows_NC = read_rows(self.strategy, batch, parts, before, place)
+            result = self._update(rows_NC, place)
         except TrainingError as error:
-            raise TrainingError(f"{place}: {error} {name_rows(rows_NC[:, 0])}") from error
+            facts = {"step": run.step, "updates_before": run.updates, "dtype": str(self.model.module.model.dtype)}
+            facts |= {"learning_rate": learning_rate, "shift": run.shift, "error": str(error)}
+            folder, data = Path(args.save_path), self.train_dataloader.dataset
+            write_failed_step(folder, self.strategy, data, batch, parts, before, facts)
+            raise
         return StepReport(
             rows=rows,
             counts=StepCounts(
@@ -338,6 +350,12 @@ class KTOTrainer:
             entropy=float(rows_NC[:, 6].sum() / rows.scored_N.sum()) if with_entropy else None,
             aux_loss=float(self.strategy.all_reduce(aux_loss[None])[0]) if has_aux_loss else None,
         )
+
+    def _update(self, rows_NC: NDArray[np.float64], place: str) -> StepResult:
+        try:
+            return self.strategy.step(self.model)
+        except TrainingError as error:
+            raise TrainingError(f"{place}: {error} {name_rows(rows_NC[:, 0])}") from error
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
 

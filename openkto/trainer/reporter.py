@@ -181,6 +181,10 @@ class Reporter:
         if is_last or self.run.step % self.args.logging_steps == 0:
             self.write_window()
 
+    def failed_step(self, batch: RankBatch) -> None:
+        """Write which rows the step had that could not be made."""
+        self._write_batch(self.run.step, batch)
+
     def _pool(self, report: StepReport, seconds: float, flops: float) -> None:
         self.reports.append(report)
         self.throughput.add(report.counts, seconds, flops)

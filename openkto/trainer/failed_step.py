@@ -1,0 +1,75 @@
+"""What a step leaves that cannot be made: a small JSON file with all that it takes to make it again.
+
+Shapes:  L = rows on this rank, N = rows in the global batch (all ranks).
+Units:   nats.
+"""
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from openkto.data.loader import RankBatch, TokenRows
+from openkto.trainer.forwards import BeforeGradient, Strategy
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("row", "log_prob", "log_ratio", "is_desirable", "weight", "scored_tokens")
+
+
+def write_failed_step(
+    folder: Path,
+    strategy: Strategy,
+    rows: TokenRows,
+    batch: RankBatch,
+    parts: list[Tensor],
+    before: BeforeGradient,
+    facts: dict[str, Any],
+) -> None:
+    """Write `failed_step<N>.json` on rank 0, and say so; all ranks must call it.
+
+    Args:
+        rows: the training rows.
+        parts: what `row_columns` made of each matched micro-batch.
+        facts: `step`, and what else the file is to begin with.
+    """
+    lines_NC = strategy.gather_rows(torch.cat(parts), batch.matched_lines)
+    pairs_N2 = strategy.gather_rows(before.mismatched_rows)
+    place_of = {int(row): i for i, row in enumerate(rows.rows)}
+    completion_of = dict(zip(batch.rows.tolist(), batch.kl_rows.tolist(), strict=False))
+    content = facts | {
+        "z_ref": _number(float(before.z_ref)),
+        "mismatched_mean": None if before.mismatched_mean is None else _number(float(before.mismatched_mean)),
+        "rows": [
+            {name: _number(value) for name, value in zip(COLUMNS, line, strict=False)}
+            | {
+                "prompt_tokens": int(rows.prompt_lengths[place_of[int(line[0])]]),
+                "completion_tokens": int(rows.completion_lengths[place_of[int(line[0])]]),
+            }
+            for line in lines_NC[lines_NC[:, 0] >= 0]
+        ],
+        "mismatched_pairs": [
+            {"prompt_of": int(row), "completion_of": completion_of[int(row)], "log_ratio": _number(log_ratio)}
+            for row, log_ratio in pairs_N2[pairs_N2[:, 0] >= 0]
+        ],
+    }
+    path = folder / f"failed_step{facts['step']}.json"
+    if strategy.rank == 0:
+        try:
+            path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            log.warning("warning: %s has the rows of the step that failed, their lengths and all terms.", path)
+        except OSError as error:
+            log.warning("warning: %s: could not be written (%s).", path, error.strerror)
+
+
+def _number(value: float | np.floating) -> float | int | str:
+    """Return a number for JSON, which has no word for one that is not finite."""
+    value = float(value)
+    if not math.isfinite(value):
+        return str(value)
+    return int(value) if value.is_integer() else value
