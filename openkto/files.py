@@ -48,12 +48,11 @@ def flush_to_disk(path: Path) -> None:
 
 
 def flush_files(folder: Path) -> None:
-    """Let the files of a folder, not those of its folders, and their names survive a power cut."""
-    for path in folder.iterdir():
-        if path.is_file():
+    """Let all that is in a folder, its folders included, survive a power cut."""
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_file() or path.is_dir():
             with contextlib.suppress(PermissionError):  # somebody else's
                 flush_to_disk(path)
-    flush_to_disk(folder)
 
 
 def write_flushed(path: Path, content: bytes) -> None:

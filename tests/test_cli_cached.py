@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from openkto.commands import precompute_reference, train
+from openkto.files import scratch_name
 from openkto.models import Actor
 from openkto.trainer import reference_cache
 from tests.ranks import run_ranks
@@ -138,7 +139,7 @@ def test_a_killed_filling_goes_on_and_a_damaged_part_is_computed_again(place):  
     kept = parts(place)
     # The 35 pairs of the training rows go in five waves of two micro-batches with up to four pairs each.
     assert [rows_in([part]) for part in kept] == [8, 7, 8]
-    debris = kept[0].with_name(".part-0.tmp")
+    debris = kept[0].with_name(scratch_name(".part-").replace(f".{os.getpid()}-", ".999999999-"))
     debris.write_bytes(b"half")
 
     content = bytearray(kept[1].read_bytes())
@@ -149,6 +150,7 @@ def test_a_killed_filling_goes_on_and_a_damaged_part_is_computed_again(place):  
     assert said.count("is damaged and was removed; what it held is computed again.") == 2
     assert f"reference: computing {total - 8} of {needed} pairs" in said
     assert rows_in(parts(place)) == total
+    assert not debris.exists()
     for line, other in zip(lines(place / "out", "train"), expected, strict=True):
         assert other["loss"] == pytest.approx(line["loss"], rel=1e-6)
 

@@ -2,7 +2,7 @@
 
     <folder>/about.json                  what the numbers are of, to read
     <folder>/part-<sha256>.parquet       key (16 bytes), log_prob (float64, nats)
-    <folder>/.part-<random>.tmp          one that is being written; of a killed run it is debris
+    <folder>/.part-<who>.part            one that is being written; of a killed run it is debris, which goes
 
 A part is written under another name, flushed to the disk and renamed: it is whole or not there. One whose content is
 not what its name says is thrown away, and what it held is computed again.
@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import logging
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from openkto.errors import ConfigError
-from openkto.files import write_flushed
+from openkto.files import delete_leftovers, scratch_name, write_flushed
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +74,7 @@ def write_part(folder: Path, about: dict[str, Any], values: Values) -> None:
     pq.write_table(pa.table(columns, schema=SCHEMA), buffer)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        delete_leftovers(folder)
         if not (folder / "about.json").exists():
             _write(folder / "about.json", (json.dumps(about, indent=2) + "\n").encode())
         _write(folder / _name(buffer.getvalue()), buffer.getvalue())
@@ -91,7 +91,7 @@ def cannot_use(folder: Path, error: OSError) -> ConfigError:
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{PREFIX}{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(scratch_name(f".{PREFIX}"))
     write_flushed(temporary, content)
     temporary.rename(path)
 
