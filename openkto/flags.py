@@ -145,9 +145,9 @@ def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
         of_run = {} if file is None else settings_of_run(_read_yaml(file), given)
         note, given = describe(file, of_run), of_run | given
     values = {name: convert(known[name], one) for name, one in given.items()}
-    if command == "evaluate":
+    if command == "evaluate" and values.get("zero_stage") == 0:
         # Without an optimizer stages 0 to 2 are one; the autocast of stage 0 is for training.
-        values["zero_stage"] = max(1, values.get("zero_stage", 1))
+        values["zero_stage"] = 1
 
     def place(name: str) -> str:
         return given[name].place if name in given else f"--{name}"

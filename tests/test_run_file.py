@@ -52,7 +52,7 @@ def test_which_rows_how_fast_and_whose_code_are_not(out):
     config, _ = evaluation(out)
     assert config.data.eval_dataset == ["held.jsonl"]
     assert (config.data.max_samples, config.data.on_bad_rows) == (1000000, "error")
-    assert config.deepspeed.zero_stage == 1
+    assert config.deepspeed.zero_stage == 2
     assert not config.model.trust_remote_code
     assert "trust_remote_code" not in TAKEN
 
