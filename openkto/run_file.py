@@ -10,9 +10,13 @@ import os
 from openkto.config import DataConfig, LossConfig, default_text, is_adapter_folder, settings
 from openkto.values import Given
 
-TAKEN = {item.name for section in (DataConfig, LossConfig) for item in dataclasses.fields(section)} - {
-    *("dataset", "dataset_probs", "dataset_split", "eval_dataset", "eval_split", "max_samples", "on_bad_rows"),
-    *("data_cache_dir", "aux_loss_coef"),
+# Which rows there are: those of the run are not those to evaluate on.
+WHICH_ROWS = ("dataset", "eval_", "max_samples", "on_bad_rows", "data_cache_dir")
+TAKEN = {
+    item.name
+    for section in (DataConfig, LossConfig)
+    for item in dataclasses.fields(section)
+    if not item.name.startswith(WHICH_ROWS) and item.name != "aux_loss_coef"
 } | {"ref_pretrain", "param_dtype", "disable_fast_tokenizer", "load_in_4bit"}
 
 
