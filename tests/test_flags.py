@@ -278,8 +278,8 @@ SENTENCES = [
      "got bf16. Leave it out."),
     ("--adam_offload --zero_stage 0", "--adam_offload: needs a ZeRO stage that shards the optimizer; got "
      "--zero_stage 0. Take --zero_stage 1, 2 or 3, or leave it out."),
-    ("--template_date 28.11.2026", "--template_date: must be a day, YYYY-MM-DD; got '28.11.2026'. "),
-    ("--template_date 20261128", "--template_date: must be a day, YYYY-MM-DD; got '20261128'. "),
+    ("--template_date 28.11.2026", "--template_date: must be a day, YYYY-MM-DD; got '28.11.2026'. Correct it."),
+    ("--template_date 20261128", "--template_date: must be a day, YYYY-MM-DD; got '20261128'. Correct it."),
     ("--ds_config no.json", "--ds_config: must be a JSON file; got 'no.json', no file. "
      "Check the path."),
     ("--tensor_parallel_size 2 --zero_stage 3 --zpg 2",
