@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -61,6 +62,21 @@ class StopRequest:
             StopError, KeyboardInterrupt: a signal came before, and some library swallowed the exception.
         """
         self._when, self._is_training = when, True
+        if self.reason is not None:
+            raise self._before_training()
+
+    @contextlib.contextmanager
+    def noting(self, when: str) -> Iterator[None]:
+        """Inside, a signal leaves a note as in training, for work before it that all ranks must leave together.
+
+        Raises:
+            StopError, KeyboardInterrupt: a signal came and nothing acted on its note.
+        """
+        self.begin_training(when)
+        try:
+            yield
+        finally:
+            self._is_training = False
         if self.reason is not None:
             raise self._before_training()
 

@@ -62,7 +62,7 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
     watchdog.phase("reading the data")
     sets = read_evaluation_sets(config, strategy, tokenizer, names)
     loaders = make_eval_loaders(config, strategy, sets)
-    model, reference = load_models(config, strategy, names, prints, list(loaders.values()), watchdog)
+    model, reference = load_models(config, strategy, names, prints, list(loaders.values()), watchdog, stop)
     measure_micro_batches(config, strategy, model, list(loaders.values()), watchdog, with_gradient=False)
     loss, results = make_loss(config.loss), {}
     stop.begin_training("after this forward")
@@ -100,6 +100,7 @@ def load_models(
     prints: dict[str, str],
     loaders: list[Any],
     watchdog: Any,
+    stop: StopRequest,
 ) -> tuple[Any, Any]:
     """Return the policy's engine and the reference, both checked, and tell the loaders how the policy runs rows."""
     from openkto.commands.reference import cached_reference
@@ -110,7 +111,7 @@ def load_models(
 
     cached = None
     if config.model.ref_mode == "cached":
-        cached = cached_reference(config, strategy, loaders, describe_models(names, prints), names[1], watchdog)
+        cached = cached_reference(config, strategy, loaders, describe_models(names, prints), names[1], watchdog, stop)
     is_own = ref_is_adapter(config.model, has_adapter=is_adapter_folder(names[0]))
     watchdog.phase("loading the models")
     with strategy.model_loading():

@@ -4,6 +4,7 @@ import logging
 import os
 
 from openkto.flags import parse
+from openkto.stops import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ def main(argv: list[str]) -> None:
     strategy = make_strategy(config)
     if is_check(config, options, models, tokenizer):
         return
-    with Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0"))) as watchdog:
+    dog = Watchdog(config.checkpoint.stall_minutes, int(os.environ.get("RANK", "0")))
+    with StopRequest() as stop, dog as watchdog:
         strategy.setup_distributed(settings_of(config))
         watchdog.phase("fetching the models")
         fetch_models(strategy, models)
@@ -41,6 +43,6 @@ def main(argv: list[str]) -> None:
         identity = identity_of_command(config, strategy, rows, models)
         cache = open_cache(config, strategy, [loader, *eval_loaders.values()], identity)
         cache.look_up()
-        fill_and_check(cache, config, strategy, models[1], watchdog)
+        fill_and_check(cache, config, strategy, models[1], watchdog, stop)
         log.info("all %d pairs of the run are in %s", cache.num_needed, cache.folder)
         strategy.barrier()

@@ -12,6 +12,7 @@ from openkto.data.cache import default_cache_dir
 from openkto.data.loader import KTODataLoader
 from openkto.errors import ConfigError
 from openkto.models.loading import choose_attention
+from openkto.stops import StopRequest
 from openkto.trainer.reference import CachedReference
 from openkto.trainer.reference_cache import ReferenceCache
 from openkto.trainer.schedule import total_steps
@@ -28,6 +29,7 @@ def cached_reference(
     identity: dict[str, Any],
     model: str,
     watchdog: Any,
+    stop: StopRequest,
 ) -> CachedReference | None:
     """Return the cached reference, filled and checked, or nothing where the run takes another; all ranks must call it.
 
@@ -42,6 +44,7 @@ def cached_reference(
         ConfigError: the cache cannot be read or written, or its values are not this model's. With --ref_mode auto that
             is a warning, and another reference is taken.
         TrainingError: a log-probability is not finite.
+        StopError: on every rank, where any was asked to stop while the cache filled.
     """
     if not may_be_cached(config, has_adapter=trains_adapter(config)):
         return None
@@ -54,7 +57,7 @@ def cached_reference(
         if cache.num_missing and not is_asked_for:
             log.info("reference: %d of %d pairs are not in %s", cache.num_missing, cache.num_needed, cache.folder)
             return None
-        fill_and_check(cache, config, strategy, model, watchdog)
+        fill_and_check(cache, config, strategy, model, watchdog, stop)
     except ConfigError as error:
         if config.model.ref_mode != "auto":
             raise
@@ -87,7 +90,9 @@ def open_cache(
     return ReferenceCache(folder, about, strategy, loaders, steps)
 
 
-def fill_and_check(cache: ReferenceCache, config: RunConfig, strategy: Any, model: str, watchdog: Any) -> None:
+def fill_and_check(
+    cache: ReferenceCache, config: RunConfig, strategy: Any, model: str, watchdog: Any, stop: StopRequest
+) -> None:
     """Load the reference, compare what is cached with it, compute what is missing, and let go of it again."""
     watchdog.phase("loading the reference")
     with strategy.model_loading():
@@ -98,5 +103,6 @@ def fill_and_check(cache: ReferenceCache, config: RunConfig, strategy: Any, mode
             loader.packed = actor.packs
         measure_micro_batches(config, strategy, prepared, cache.loaders, watchdog, with_gradient=False)
         watchdog.phase("filling the reference's cache")
-        cache.check(prepared, watchdog.beat)
-        cache.fill(prepared, watchdog.beat)
+        with stop.noting("after a few micro-batches"):
+            cache.check(prepared, watchdog.beat)
+            cache.fill(prepared, watchdog.beat, stop)

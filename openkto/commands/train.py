@@ -107,7 +107,8 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     if is_done(config, checkpoints, identity):
         return
     loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)
-    cached = cached_reference(config, strategy, [loader, *eval_loaders.values()], identity, models[1], watchdog)
+    caches = [loader, *eval_loaders.values()]
+    cached = cached_reference(config, strategy, caches, identity, models[1], watchdog, stop)
     watchdog.phase("loading the models")
     with strategy.model_loading():
         actor = load_actor(config, models[0], strategy.load_dtype, trains=True)

@@ -18,7 +18,8 @@ from openkto.data.loader import KTODataLoader, MicroBatch
 from openkto.data.log_prob_files import Values, read_named, read_parts, write_part
 from openkto.data.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, plan_pairs, sequence_key
 from openkto.distributed.agreement import on_some_ranks
-from openkto.errors import ConfigError, TrainingError
+from openkto.errors import ConfigError, StopError, TrainingError
+from openkto.stops import StopRequest
 from openkto.trainer.forwards import Strategy, is_real
 from openkto.trainer.reference import CachedReference, ModelReference
 
@@ -116,14 +117,16 @@ class ReferenceCache:
 
     # ---- computing --------------------------------------------------------------------------------------------------
 
-    def fill(self, model: Any, between: Callable[[], None]) -> None:
+    def fill(self, model: Any, between: Callable[[], None], stop: StopRequest) -> None:
         """Compute what is missing, and keep it at once: a run that is killed goes on from there.
 
         Args:
             model: the frozen reference, from `strategy.prepare_frozen`.
             between: called before each forward, as often on every rank.
+            stop: asked whenever values are exchanged, and acted on by all ranks together.
 
         Raises:
+            StopError: any rank was asked to stop.
             TrainingError: a log-probability is not finite.
             ConfigError: the folder cannot be written.
         """
@@ -138,6 +141,7 @@ class ReferenceCache:
                     shares = [p[self.strategy.data_rank] for p in plan[start : start + MICRO_BATCHES_A_TURN]]
                     batches = [pair_batch(loader.dataset, pairs_P2[share]) for share in shares]
                     writer.add(self._exchange(model, batches, between, writer.failure))
+                    self._stop_if_asked(stop)
         finally:
             # Not a collective: what is known is kept whatever ends the filling.
             writer.write()
@@ -162,6 +166,15 @@ class ReferenceCache:
         new = _together(values for values, _, _ in gathered)
         self.values |= new
         return new
+
+    def _stop_if_asked(self, stop: StopRequest) -> None:
+        asked = enumerate(self.strategy.gather_objects(stop.reason if stop.is_due() else None))
+        rank, reason = next(((rank, reason) for rank, reason in asked if reason is not None), (0, None))
+        if reason is not None:
+            raise StopError(
+                f"{reason} on rank {rank}: the reference's cache is not full yet; what is computed is kept in "
+                f"{self.folder}. Start the same command again."
+            )
 
     @staticmethod
     def _raise_failure(failures: list[str | None]) -> None:

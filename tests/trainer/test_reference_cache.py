@@ -1,6 +1,8 @@
 """The cache by itself: its keys, its values against float64, what a loss without z_ref needs, memory given back."""
 
 import gc
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ import torch
 from openkto.data.loader import KTODataLoader
 from openkto.data.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, sequence_key
 from openkto.distributed.strategy import DeepspeedStrategy
+from openkto.errors import StopError
 from openkto.models import Actor
+from openkto.stops import StopRequest
 from openkto.trainer.reference_cache import ReferenceCache
 from tests.ranks import run_ranks
 from tests.tiny import tiny_llama, token_rows
@@ -62,7 +66,7 @@ def fill(folder, zero_stage):
         actor = Actor(tiny_llama())
     size = sum(parameter.numel() for parameter in actor.parameters())
     with strategy.passing_model(actor) as model:
-        cache.fill(model, lambda: None)
+        cache.fill(model, lambda: None, StopRequest())
         assert held() - before >= 0.5 * size
     assert held() - before < 0.1 * size
     assert cache.num_missing == 0
@@ -91,3 +95,41 @@ def test_the_values_are_the_models_on_every_rank_and_its_memory_is_given_back(ze
             log_probs = model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
         expected = float(log_probs[len(prompt) - 1 :].sum())
         assert values[sequence_key(prompt, completion, mask)] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def fill_until_a_signal(folder):
+    """Fill a cache whose rank 1 gets a SIGTERM at its tenth forward; return what was said, and what is on the disk."""
+    strategy = DeepspeedStrategy(param_dtype="fp32")
+    strategy.setup_distributed()
+    place = {"rank": strategy.rank, "world_size": strategy.world_size}
+    loader = KTODataLoader(token_rows(LABELS * 4, 3), 4, 1, seed=5, **place)
+    cache = ReferenceCache(folder, {}, strategy, [loader], 20)
+    cache.look_up()
+    forwards = 0
+
+    def between():
+        nonlocal forwards
+        forwards += 1
+        if forwards == 10 and strategy.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    model = strategy.prepare_frozen(Actor(tiny_llama()))
+    with StopRequest() as stop:
+        try:
+            with stop.noting("after a few micro-batches"):
+                cache.fill(model, between, stop)
+        except StopError as error:
+            return str(error), forwards, len(ReferenceCache(folder, {}, strategy, [loader], 20).values)
+    return "not stopped", forwards, 0
+
+
+def test_a_signal_to_one_rank_ends_the_filling_on_all_and_loses_nothing(tmp_path):
+    first, second = run_ranks(fill_until_a_signal, 2, tmp_path, tmp_path / "ref", timeout=60)
+    assert first == second
+    said, forwards, kept = first
+    assert said == (
+        f"SIGTERM on rank 1: the reference's cache is not full yet; what is computed is kept in {tmp_path}/ref. "
+        "Start the same command again."
+    )
+    assert forwards == 16  # two exchanges of eight
+    assert kept == 32
