@@ -15,6 +15,7 @@ from openkto.errors import ConfigError
 from tests.ranks import run_ranks
 from tests.test_cli import run_to_status
 from tests.text_rows import write_model, write_rows
+from tests.tiny import make_trainer, quiet_args, token_rows
 
 
 @pytest.fixture
@@ -168,3 +169,16 @@ def test_what_fails_on_one_rank_in_a_way_of_its_own_ends_the_others_too(tmp_path
         "OpenKTOError: rank 1 failed with PermissionError: [Errno 13] Permission denied: '/model'",
         "PermissionError: [Errno 13] Permission denied: '/model'",
     ]
+
+
+def fit_with_own_beta(folder):
+    rank = int(os.environ["RANK"])
+    trainer, _ = make_trainer(token_rows([True, False] * 4), beta=0.1 * (1 + rank))
+    with pytest.raises(ConfigError) as caught:
+        trainer.fit(quiet_args(folder, 1))
+    return str(caught.value)
+
+
+def test_the_library_compares_its_ranks_before_the_first_step(tmp_path):
+    for said in run_ranks(fit_with_own_beta, 2, tmp_path, tmp_path / "out", timeout=100):
+        assert said.startswith("all ranks: must train the same run; got --beta: rank 0 0.1, rank 1 0.2.")

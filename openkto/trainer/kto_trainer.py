@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from openkto.data.loader import KTODataLoader, RankBatch
+from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.moving_reference import is_alike, move_reference
 from openkto.distributed.strategy import StepResult
@@ -250,7 +251,13 @@ class KTOTrainer:
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
         checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)
-        identity = self.settings | identity_of(self.model.module, self.train_dataloader, total_steps)
+        loader = self.train_dataloader
+        identity = self.settings | identity_of(self.model.module, loader, total_steps)
+        plan = {
+            "--micro_train_batch_size": loader.micro_train_batch_size,
+            "--max_tokens_per_micro_batch": loader.max_tokens,
+        }
+        check_all_agree(self.strategy, identity | args.identity | plan)
         return RunSaver(
             checkpoints,
             self.model,
