@@ -453,7 +453,8 @@ class CheckpointConfig:
     disable_ds_ckpt: bool = option(False, "write no DeepSpeed checkpoints; a run cannot be resumed then")
     load_checkpoint: bool | str = option(
         False,
-        "resume from the newest complete checkpoint, or start anew where there is none; a path demands that one",
+        "resume from the newest complete checkpoint, or start anew where there is none; a path (a checkpoint, a run's "
+        "folder, .../best) demands that one",
         is_path=True,
     )
     use_ds_universal_ckpt: bool = option(
