@@ -15,6 +15,7 @@ Note = Literal[
     "arguments left out",
     "developer as system",
     "closed block",
+    "thoughts kept",
 ]
 
 # What is worth a warning is so because training goes on with something that inference is unlikely to see.
@@ -40,5 +41,7 @@ INFORMATION: dict[str, str] = {
     "reasoning left out": "the chat template leaves out the reasoning of earlier turns, as it does at inference",
     "closed block": "the chat template leaves out what the generation prompt opens and closes (an empty think block)"
     " once the answer follows; it stays in the prompt, as at inference",
+    "thoughts kept": "the chat template takes the thoughts out of the answer although generation begins with them; they"
+    " are kept, as the model writes them",
     "developer as system": "the chat template knows no developer role: its message goes as the system's",
 }

@@ -95,6 +95,10 @@ class Renderer:
             content = f"{given[-1]['content']}{answer[0]['content']}"
             given, answer = given[:-1], [{**given[-1], **answer[0], "content": content}, *answer[1:]]
         whole = self._text(row, given + answer)
+        if len(answer) == 1 and not whole.startswith(prompt):
+            with_thoughts = _with_thoughts(prompt, whole, str(answer[0]["content"]).strip())
+            notes = notes if with_thoughts == whole else [*notes, "thoughts kept"]
+            whole = with_thoughts
         template_differs = not whole.startswith(prompt)
         if template_differs and is_prefilled:
             rule = "the chat template must render the beginning of an answer alike whatever follows it"
@@ -187,6 +191,20 @@ class Renderer:
     def _difference(prompt: str, whole: str) -> str:
         end = common_start(prompt, whole)
         return shorten(whole[end : end + 40])
+
+
+def _with_thoughts(prompt: str, whole: str, content: str) -> str:
+    """Return the text with the thoughts that the template takes out of an answer, where generation begins with them.
+
+    R1's template ends a prompt with <think> and keeps of an answer what is behind </think>.
+    """
+    opened = prompt.rstrip()
+    visible = content.partition("</think>")[2].strip()
+    end = whole.rfind(visible) + len(visible)
+    is_lost = opened.endswith("<think>") and content.startswith("<think>") and visible and visible in whole
+    if not is_lost or whole[:end].endswith(content):
+        return whole
+    return prompt + content.removeprefix("<think>").removeprefix(prompt[len(opened) :]) + whole[end:]
 
 
 def _replaced(messages: list[Message], index: int, said: str, has_calls: bool) -> list[Message]:

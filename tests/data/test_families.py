@@ -5,7 +5,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from openkto.data.problems import BadRow
-from openkto.data.row import RowSettings
+from openkto.data.row import Row, RowSettings
 from openkto.data.rows import RowReader
 from openkto.data.tokenize import RowTokenizer, TokenizedRow
 from tests.data.families import ANSWER, ASK, FAMILIES, Family
@@ -145,3 +145,17 @@ def with_text_arguments(family: Family, messages: list[dict]) -> list[dict]:
         return messages
     call = {"id": "abcdefgh1", "type": "function", "function": {"name": "add", "arguments": '{"first": "two"}'}}
     return [{**message, "tool_calls": [call]} if "tool_calls" in message else message for message in messages]
+
+
+@pytest.mark.parametrize("thoughts", ["<think>\nTwo and two.\n</think>\n\n", "<think>Two and two.</think>"])
+def test_thoughts_that_r1_s_template_takes_out_of_an_answer_are_kept_where_generation_begins_with_them(thoughts):
+    family = FAMILIES["deepseek r1"]
+    tokenizer = tokenizer_of(family)
+    answer = [{"role": "assistant", "content": thoughts + ANSWER}]
+    (row,) = RowTokenizer(tokenizer).tokenize([Row("f:1", [USER], answer, True)])
+    assert isinstance(row, TokenizedRow), row
+    generated = tokenizer.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
+    assert row.prompt_ids == generated
+    rest = thoughts.removeprefix("<think>").removeprefix("\n")
+    assert decode(tokenizer, row.completion_ids) == rest + ANSWER + family.eos
+    assert (row.template_differs, row.notes) == (False, ("thoughts kept",))
