@@ -28,6 +28,7 @@ setup(
         "PyYAML>=6",
         "numpy>=1.26",
         "pyarrow>=17",
+        "xxhash>=3",
         "tensorboard>=2.15",
         "tqdm>=4.66",
     ],

@@ -12,8 +12,9 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from openkto.processes import Process, process
 
@@ -30,12 +31,12 @@ def blocks(path: Path) -> Iterator[bytes]:
             yield block
 
 
-def hash_file(path: Path) -> str:
-    """Return a file's sha256."""
-    digest = hashlib.sha256()
+def hash_file(path: Path, new: Callable[[], Any] = hashlib.sha256) -> str:
+    """Return a file's hash, sha256 unless another is asked for."""
+    digest = new()
     for block in blocks(path):
         digest.update(block)
-    return digest.hexdigest()
+    return str(digest.hexdigest())
 
 
 def flush_to_disk(path: Path) -> None:

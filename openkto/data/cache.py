@@ -20,7 +20,7 @@ import transformers
 import xxhash
 
 from openkto.errors import ConfigError
-from openkto.files import blocks, delete, delete_leftovers, flush_to_disk, scratch_name
+from openkto.files import delete, delete_leftovers, flush_to_disk, hash_file, scratch_name
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +104,7 @@ def is_as_written(folder: Path) -> bool:
 
 
 def _hash(file: Path) -> str:
-    digest = xxhash.xxh3_128()
-    for block in blocks(file):
-        digest.update(block)
-    return digest.hexdigest()
+    return hash_file(file, xxhash.xxh3_128)
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
