@@ -21,6 +21,7 @@ from openkto.flags import parse
 from openkto.stops import StopRequest
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
+from tests.tiny import tiny_llama
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -378,6 +379,24 @@ def test_what_cannot_be_paired_apart_is_said_before_training(place, capsys, capl
         assert status(train.main, flags(place, "--check", "--train_batch_size", "16", *more), capsys)[0] == 0
         text = "8 of 16 mismatched pairs of an epoch (50.0%) hold a row's own prompt or completion, whoever is paired"
         assert (text in caplog.text) == warned
+
+
+def test_an_end_of_turn_at_which_the_model_does_not_stop_is_said_and_exported(place, capsys, caplog):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "model")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ eos_token }}", "<|end|>")
+    tokenizer.save_pretrained(place / "model")
+    model = tiny_llama(vocab_size=len(tokenizer), max_position_embeddings=256)
+    model.save_pretrained(place / "model")
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    write_rows(place / "rows.jsonl", 8, messages=True)
+    ((code, text),) = run_ranks(run_to_status, 1, place, flags(place, "--max_steps", "1"))
+    assert code == 0, text
+    assert f"rows end with <|end|> (id {end}), at which the model's generation does not stop" in text
+    generation = json.loads((place / "out/generation_config.json").read_text())
+    assert generation["eos_token_id"] == [2, end]
+    assert status(train.main, flags(place, "--check", "--pretrain", f"{place}/out"), capsys)[0] == 0
+    assert "does not stop" not in caplog.text
 
 
 def test_preview_shows_labels_and_the_completion(place, capsys):

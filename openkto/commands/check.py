@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from openkto.commands.data import check_sets, evaluation_sets, training_set, weights_of_classes
+from openkto.commands.data import check_sets, evaluation_sets, stops_of_rows, training_set, weights_of_classes
 from openkto.commands.outlook import say_outlook
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
 from openkto.flags import RunOptions
@@ -45,6 +45,7 @@ def check_training(config: RunConfig, models: tuple[str, str], tokenizer: Any) -
     check_sets(config, models, [rows])
     weights_of_classes(config.loss, rows)
     say_outlook(config, rows)
+    stops_of_rows(rows, models[0], config.model.trust_remote_code)
     return [rows]
 
 

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from openkto.checks import template_kwargs
 from openkto.commands.same_run import check_same_rows
 from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig, eval_sets
@@ -88,6 +90,29 @@ def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPr
                 # A pad token added to the tokenizer alone; any id pads, since masks come from lengths.
                 log.info("the model has no embedding for the pad token's id %d: id 0 pads", rows.pad_token_id)
                 rows.pad_token_id = 0
+
+
+def stops_of_rows(rows: UnpairedPreferenceDataset, pretrain: str, trust_remote_code: bool) -> list[int]:
+    """Return the special tokens that rows are taught to end with and at which the model does not stop; say them.
+
+    A tenth of the rows must end so: a text may end in any token.
+    """
+    known = stop_token_ids(pretrain)
+    if not known:
+        eos = load_config(pretrain, trust_remote_code).get_text_config().eos_token_id
+        known = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    last = rows.last_scored_ids()
+    ids, counts = np.unique(last, return_counts=True)
+    special = rows.tokenizer.added_tokens_decoder
+    found = [int(i) for i in ids[10 * counts >= len(last)] if int(i) in special and i not in known]
+    for i in found:
+        log.warning(
+            "warning: rows end with %s (id %d), at which the model's generation does not stop: the saved "
+            "generation_config.json names it among its eos_token_id.",
+            special[i],
+            i,
+        )
+    return found
 
 
 def read_sets(

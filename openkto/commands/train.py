@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
 def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any, locks: RunLocks) -> None:
     """Go the whole way from a configuration to a saved model."""
     from openkto.commands.check import is_check
-    from openkto.commands.data import read_sets, weights_of_classes
+    from openkto.commands.data import read_sets, stops_of_rows, weights_of_classes
     from openkto.commands.outlook import learning_rate_of, say_outlook
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, on_one_day
@@ -97,6 +97,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         undesirable_loss_weight=weights[1],
     )
     say_outlook(config, rows)
+    stops = stops_of_rows(rows, models[0], config.model.trust_remote_code)
     watchdog.phase("hashing the models' files")
     identity = identity_of_command(config, strategy, rows, models)
     watchdog.phase("looking for a checkpoint")
@@ -123,6 +124,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
     own = "the policy as it starts" if is_own_reference else models[1]
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
+    actor.stop_also_at(stops)
     actor.check_forward(HEAD_TOLERANCE[strategy.precision])
     if ref_actor is not None:
         check_reference(config, strategy, ref_actor, trainer.ref_model)

@@ -233,6 +233,17 @@ class UnpairedPreferenceDataset:
         columns = [self._rows.data.column(name) for name in ("prompt_ids", "completion_ids")]
         return longest, max(pc.max(pc.list_flatten(column)).as_py() for column in columns)
 
+    def last_scored_ids(self) -> np.ndarray:
+        """Return the last scored token of each stored row, those that are too long for max_len among them."""
+        found = [np.zeros(0, dtype=np.int64)]
+        columns = [self._rows.data.column(name).chunks for name in ("completion_ids", "completion_mask")]
+        for ids, mask in zip(*columns, strict=True):
+            starts = ids.offsets.to_numpy()[:-1] - ids.offsets[0].as_py()
+            scored = mask.flatten().to_numpy(zero_copy_only=False)
+            last = np.maximum.reduceat(np.where(scored, np.arange(len(scored)), -1), starts)
+            found.append(ids.flatten().to_numpy()[last].astype(np.int64))
+        return np.concatenate(found)
+
     def fingerprint(self) -> str:
         """Return a hash of the rows in their order and of how they are cut: what training sees of the data."""
         if self._fingerprint is not None:

@@ -167,6 +167,14 @@ class Actor(nn.Module):
         assert isinstance(self.model, PeftModel), "a policy without an adapter is not its own reference"
         return reference_weights(self.model)
 
+    def stop_also_at(self, ids: list[int]) -> None:
+        """Let the saved model's generation end at these tokens, too."""
+        generation = self.language_model.generation_config
+        if ids and generation is not None:
+            known = generation.eos_token_id
+            known = [] if known is None else known if isinstance(known, list) else [known]
+            generation.eos_token_id = [*known, *ids]
+
     def export(self, weights: dict[str, Tensor], tokenizer: Any, folder: str | Path, dtype: torch.dtype) -> None:
         """Write what was trained, the model or the adapter, with its tokenizer.
 

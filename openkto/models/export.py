@@ -4,13 +4,12 @@ Everything is written beside its place and moved there when complete, so a full 
 """
 
 import copy
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -21,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from openkto.errors import ConfigError, OpenKTOError
 from openkto.files import flush_to_disk
 from openkto.models.adapter import TRAINED, adapter_weights
+from openkto.models.source_files import write_config, write_generation_config, write_tokenizer
 
 # What an earlier export, of a model or of an adapter, may have left; others in the folder are the user's.
 EARLIER_FILES = (
@@ -98,7 +98,11 @@ def export_adapter(model: PeftModel, weights: dict[str, Tensor], tokenizer: Any,
             # As it was given it would be found from the folder that the run started in alone.
             known.base_model_name_or_path = os.path.abspath(base)
         known.save_pretrained(str(scratch))
-        tokenizer.save_pretrained(scratch)
+        write_tokenizer(tokenizer, scratch)
+        # peft leaves it out; a model that is merged of this adapter stops where this one was taught to.
+        generation: Any = cast(PreTrainedModel, model.get_base_model()).generation_config
+        if generation is not None:
+            write_generation_config(generation, base, scratch)
 
     _place(folder, write)
 
@@ -163,9 +167,6 @@ def _write(
     finally:
         model.generation_config = generation
     if generation is not None:
-        (folder / "generation_config.json").write_text(generation.to_json_string(use_diff=True), encoding="utf-8")
-    # transformers writes the dtype that the model trained in, not that of the weights given.
-    config_file = folder / "config.json"
-    config = json.loads(config_file.read_text(encoding="utf-8")) | settings
-    config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    tokenizer.save_pretrained(folder)
+        write_generation_config(generation, model.name_or_path, folder)
+    write_config(model.config, folder, settings)
+    write_tokenizer(tokenizer, folder)

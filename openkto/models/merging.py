@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from openkto.errors import ConfigError
 from openkto.models.adapter import TRAINED, load_adapter, quiet_peft
@@ -44,6 +44,8 @@ def merge_adapter(
     dtype: torch.dtype = DTYPES[export_dtype] if export_dtype else own
     model = load_model(pretrain, dtype=torch.float32, trust_remote_code=trust_remote_code)
     check_space(folder, model.num_parameters(), dtype)
+    if Path(pretrain, "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(pretrain)
     adapted = load_adapter(model, pretrain)
     ids_BT = _ids_to_try(adapted)
     trained_BTV = _log_probs(adapted, ids_BT)

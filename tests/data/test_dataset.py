@@ -85,6 +85,13 @@ def test_prompt_keys_are_equal_where_prompts_are(write_lines):
     assert dataset.prompt_keys.tolist() == [0, 0, 1, 1, 0, 1, 2]
 
 
+def test_the_last_scored_token_of_each_row_is_found(write_lines):
+    dataset = make([write_lines(rows(1100, 0), "a.jsonl"), write_lines(pairs(2), "b.jsonl")])
+    found = [dataset[i] for i in range(len(dataset))]
+    scored = [[t for t, m in zip(r["completion_ids"], r["completion_mask"], strict=True) if m] for r in found]
+    assert dataset.last_scored_ids().tolist() == [ids[-1] for ids in scored]
+
+
 def test_completion_keys_are_equal_where_completions_are(write_lines):
     answers = ["yes", "no", "yes", "yes ", "no"]
     found = [{"prompt": f"question {i}", "completion": a, "label": i % 2 == 0} for i, a in enumerate(answers)]

@@ -10,8 +10,11 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from openkto.config import LoraConfig
 from openkto.errors import ConfigError, OpenKTOError
+from openkto.models import Actor, load_tokenizer
 from openkto.models.export import check_space, export_model
+from openkto.models.merging import merge_adapter
 from tests.text_rows import byte_tokenizer, write_model
 
 
@@ -106,3 +109,73 @@ def test_too_little_space_is_said_before_the_run(tmp_path, monkeypatch):
     check_space(tmp_path, 2**28, torch.bfloat16)
     with pytest.raises(ConfigError, match=r"the model and its records need 1056 MiB; got 1024 MiB free"):
         check_space(tmp_path, 2**28, torch.float32)
+
+
+@pytest.fixture
+def older(tmp_path):
+    """A model's folder as transformers 4 wrote it, with other names for the tokenizer's class, rope and dtype."""
+    base = write_model(tmp_path / "older")
+    change(base / "tokenizer_config.json", lambda c: c.pop("backend", None), tokenizer_class="PreTrainedTokenizerFast")
+    rope = {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    change(
+        base / "config.json", lambda c: c.pop("rope_parameters"), torch_dtype="float32", attention_dropout=0.5, **rope
+    )
+    change(base / "config.json", lambda c: c.pop("dtype"))
+    change(base / "generation_config.json", lambda c: c, transformers_version="4.40.0", top_p=0.9)
+    return base
+
+
+def change(file, drop, **values):
+    content = json.loads(file.read_text())
+    drop(content)
+    file.write_text(json.dumps(content | values))
+
+
+def read(file):
+    return json.loads(file.read_text())
+
+
+def test_files_that_training_did_not_change_are_those_of_the_model_it_started_from(older, tmp_path):
+    actor, tokenizer = Actor(str(older)), load_tokenizer(str(older))
+    actor.export(actor.model.state_dict(), tokenizer, tmp_path / "out", torch.bfloat16)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "out" / name).exists() == (older / name).exists()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (older / name).read_bytes()
+    assert read(tmp_path / "out/generation_config.json") == read(older / "generation_config.json")
+    assert read(tmp_path / "out/config.json") == read(older / "config.json") | {"torch_dtype": "bfloat16"}
+    theirs, ours = (transformers.AutoModelForCausalLM.from_pretrained(f).config for f in (older, tmp_path / "out"))
+    assert ours.rope_parameters == theirs.rope_parameters
+
+
+def test_what_is_changed_is_written_and_all_else_kept(older, tmp_path):
+    actor, tokenizer = Actor(str(older)), load_tokenizer(str(older))
+    tokenizer.add_tokens(["another"])
+    actor.stop_also_at([7])
+    actor.model.config.tie_word_embeddings = True
+    actor.export(actor.model.state_dict(), tokenizer, tmp_path / "out", torch.float32)
+    assert "another" in load_tokenizer(str(tmp_path / "out")).get_vocab()
+    changed = {"eos_token_id": [2, 7]}
+    assert read(tmp_path / "out/generation_config.json") == read(older / "generation_config.json") | changed
+    assert read(tmp_path / "out/config.json") == read(older / "config.json") | {"tie_word_embeddings": True}
+
+
+def test_an_export_needs_no_folder_that_is_gone(older, tmp_path):
+    actor, tokenizer = Actor(str(older)), load_tokenizer(str(older))
+    shutil.rmtree(older)
+    actor.export(actor.model.state_dict(), tokenizer, tmp_path / "out", torch.float32)
+    assert load_tokenizer(str(tmp_path / "out")).chat_template
+    assert read(tmp_path / "out/config.json")["rope_parameters"]["rope_theta"] == 500000.0
+
+
+def test_an_adapters_tokenizer_is_copied_and_its_stops_reach_the_merged_model(older, tmp_path):
+    actor = Actor(str(older), lora=LoraConfig(lora_rank=2))
+    actor.stop_also_at([7])
+    weights = {name: p.detach() for name, p in actor.model.named_parameters() if p.requires_grad}
+    tokenizer = load_tokenizer(str(older))
+    actor.export(weights, tokenizer, tmp_path / "out", torch.float32)
+    assert (tmp_path / "out/tokenizer_config.json").read_bytes() == (older / "tokenizer_config.json").read_bytes()
+    (tmp_path / "whole").mkdir()
+    merge_adapter(str(tmp_path / "out"), tokenizer, tmp_path / "whole", None)
+    assert read(tmp_path / "whole/generation_config.json")["eos_token_id"] == [2, 7]
+    assert read(tmp_path / "whole/config.json") == read(older / "config.json")
