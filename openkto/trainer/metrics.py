@@ -4,7 +4,7 @@ Shapes:  N = rows of the whole global batch (all ranks, all micro-batches).
 Units:   log-ratios in nats, as the loss uses them; rewards are beta times log-ratio.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from openkto.models.loss import KTOLoss, margins, sft_loss
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+# What float32 may make of a log-ratio, as a share of the row's sum of |token log-probabilities|.
+ROUND_OFF = 1e-6
 
 
 @dataclass
@@ -47,7 +50,8 @@ class MetricWindow:
         log_prob_N = np.concatenate([b.log_prob_N for b in self.batches])
         loss_N = np.concatenate([self._losses(b) for b in self.batches])
         scored_N = np.concatenate([b.scored_N for b in self.batches])
-        correct_N = np.concatenate([self._margins(b) > 0 for b in self.batches])
+        settled = [self._without_round_off(b) for b in self.batches]
+        correct_N = np.concatenate([margins(*_tensors(b)).numpy() > 0 for b in settled])
         values = {"loss": float(loss_N.mean())}
         rows = np.array([len(b.log_ratio_N) for b in self.batches])
         mean_point = float(np.average([b.z_ref for b in self.batches], weights=rows))
@@ -66,15 +70,26 @@ class MetricWindow:
                 values[f"logps/{name}"] = float(log_prob_N[of_class_N].mean())
         if label_N.any() and not label_N.all():
             values["rewards/margins"] = values["rewards/chosen"] - values["rewards/rejected"]
-            values["rewards/auc"] = area_under_curve(reward_N, label_N)
+            values["rewards/auc"] = area_under_curve(np.concatenate([b.log_ratio_N for b in settled]), label_N)
         values["rewards/accuracy"] = float(correct_N.mean())
         return values
 
     def _losses(self, batch: BatchRows) -> Floats:
         return self.loss(*_tensors(batch), torch.from_numpy(batch.weight_N)).numpy()
 
-    def _margins(self, batch: BatchRows) -> Floats:
-        return margins(*_tensors(batch)).numpy()
+    def _without_round_off(self, batch: BatchRows) -> BatchRows:
+        """Return the batch with 0 for log-ratios and a reference point that may be nothing but float32's round-off.
+
+        Before the first update policy and reference are one model, and all are ties; where their forwards run other
+        kernels (compiled and recomputed, or split over ranks), which row is larger would be chance.
+        """
+        scale_N = batch.scored_N if self.loss.loss_type == "kto_length_normalized" else 1.0
+        bound_N = ROUND_OFF * np.abs(batch.log_prob_N) / scale_N
+        return replace(
+            batch,
+            log_ratio_N=np.where(np.abs(batch.log_ratio_N) <= bound_N, 0.0, batch.log_ratio_N),
+            z_ref=0.0 if abs(batch.z_ref) <= bound_N.mean() else batch.z_ref,
+        )
 
 
 def _tensors(batch: BatchRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -60,6 +60,20 @@ def test_auc_counts_a_tie_half(rewards, labels, expected):
     assert area_under_curve(np.array(rewards, dtype=np.float64), np.array(labels)) == expected
 
 
+@pytest.mark.parametrize(("loss_type", "scale"), [("kto", 1.0), ("kto_length_normalized", 4.0)])
+def test_what_round_off_makes_of_rewards_before_the_first_update_reads_as_ties(loss_type, scale):
+    noise = np.array([4e-5, -3e-5, 2e-5, 5e-5]) / scale  # of log-probabilities of 60 to 90 nats, of 4 tokens
+    log_probs = np.array([-60.0, -70.0, -80.0, -90.0])
+    labels = np.array([True, True, False, False])
+    for factor, auc, accuracy in ((1, 0.5, 0.0), (10, 0.25, 0.25)):
+        window = MetricWindow(KTOLoss(loss_type=loss_type))
+        point = 2e-5 * factor / scale
+        scored = np.full(4, 4.0)
+        window.add(BatchRows(log_probs, factor * noise, labels, np.ones(4), scored, point, point))
+        assert (window.values()["rewards/auc"], window.values()["rewards/accuracy"]) == (auc, accuracy)
+        assert window.values()["rewards/chosen"] == pytest.approx(0.1 * factor * noise[:2].mean(), rel=1e-12)
+
+
 def test_accuracy_is_about_the_reference_point_not_about_zero():
     window = MetricWindow(KTOLoss())
     window.add(batch([0.5, 0.5], [True, False], z_ref=1.0))
