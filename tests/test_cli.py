@@ -395,7 +395,12 @@ def test_an_end_of_turn_at_which_the_model_does_not_stop_is_said_and_exported(pl
     assert f"rows end with <|end|> (id {end}), at which the model's generation does not stop" in text
     generation = json.loads((place / "out/generation_config.json").read_text())
     assert generation["eos_token_id"] == [2, end]
-    assert status(train.main, flags(place, "--check", "--pretrain", f"{place}/out"), capsys)[0] == 0
+    assert (
+        status(train.main, flags(place, "--check", "--pretrain", f"{place}/out", "--save_path", f"{place}/b"), capsys)[
+            0
+        ]
+        == 0
+    )
     assert "does not stop" not in caplog.text
 
 
