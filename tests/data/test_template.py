@@ -168,7 +168,7 @@ def test_a_developer_goes_as_the_system_where_the_template_does_not_know_the_rol
 def test_the_prompt_is_never_cut_inside_a_special_token():
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}<|start|>{{ m.content }}{% elif m.tool_calls %}<s><|end|>"
-        "{{ m.tool_calls[0].function.name }}</s>{% else %}<s>{{ m.content }}</s>{% endif %}{% endfor %}"
+        "{{ m.tool_calls[0].function.name }}</s>{% else %}<s><|start|>{{ m.content }}</s>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<s><think>{% endif %}"
     )
     row = tokenized(template, [USER], [CALL])
