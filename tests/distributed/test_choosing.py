@@ -59,6 +59,7 @@ def record(folder: Path, *names: str, **more: Any) -> None:
 
 def said(root: Path, wanted: bool | str = True) -> str:
     """Return why nothing is chosen; what waits for ever fails the test."""
+    earlier = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(20)
     try:
         with pytest.raises(CheckpointError) as refused:
@@ -66,6 +67,11 @@ def said(root: Path, wanted: bool | str = True) -> str:
         return str(refused.value)
     finally:
         signal.alarm(0)
+        signal.signal(signal.SIGALRM, earlier)
+
+
+def give_up(number: int, frame: object) -> None:
+    raise TimeoutError("this waits for ever")
 
 
 # ---- what a path stands for -----------------------------------------------------------------------------------------
