@@ -106,7 +106,7 @@ def load_models(
     from openkto.commands.reference import cached_reference
     from openkto.commands.same_run import describe_models
     from openkto.commands.train import HEAD_TOLERANCE, check_reference, load_actor
-    from openkto.trainer.flops import forward_work
+    from openkto.trainer.planning import plan_for
     from openkto.trainer.reference import make_reference
 
     cached = None
@@ -123,8 +123,7 @@ def load_models(
     if ref_actor is not None:
         ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
         check_reference(config, strategy, ref_actor, ref_model)
-    for loader in loaders:
-        loader.packed, loader.attention_length = actor.packs, forward_work(actor).attention_length
+    plan_for(loaders, actor, *([] if ref_actor is None else [ref_actor]))
     return model, make_reference(model, actor, cached or ref_model, strategy)
 
 

@@ -13,6 +13,7 @@ from openkto.data.loader import KTODataLoader
 from openkto.errors import ConfigError
 from openkto.models.loading import choose_attention
 from openkto.stops import StopRequest
+from openkto.trainer.planning import plan_for
 from openkto.trainer.reference import CachedReference
 from openkto.trainer.reference_cache import ReferenceCache
 from openkto.trainer.schedule import total_steps
@@ -99,8 +100,7 @@ def fill_and_check(
         actor = load_actor(config, model, strategy.load_dtype, trains=False)
     with strategy.passing_model(actor) as prepared:
         check_reference(config, strategy, actor, prepared)
-        for loader in cache.loaders:
-            loader.packed = actor.packs
+        plan_for(cache.loaders, actor)
         measure_micro_batches(config, strategy, prepared, cache.loaders, watchdog, with_gradient=False)
         watchdog.phase("filling the reference's cache")
         with stop.noting("after a few micro-batches"):

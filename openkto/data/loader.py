@@ -134,6 +134,7 @@ class KTODataLoader:
         shared_by: how many ranks run each micro-batch together, each an equal part of its tokens: the limit of tokens
             is of one of them.
         attention_length: the length at which a row's attention costs as much as all else in the model.
+        apart_at: tokens, rising: rows up to such a length and longer ones never share a micro-batch.
         larger_without_gradient: by how much micro-batches may be larger where no activations are kept.
         pin_memory: make batches that a GPU can fetch by itself.
     """
@@ -152,6 +153,7 @@ class KTODataLoader:
         packed: bool = False,
         shared_by: int = 1,
         attention_length: float = math.inf,
+        apart_at: tuple[int, ...] = (),
         larger_without_gradient: int = 1,
         pin_memory: bool = False,
     ) -> None:
@@ -169,6 +171,7 @@ class KTODataLoader:
         self.packed = packed
         self.shared_by = shared_by
         self.attention_length = attention_length
+        self.apart_at = apart_at
         self.larger_without_gradient = larger_without_gradient
         self.pin_memory = pin_memory
         self.bounds = batch_bounds(len(dataset), train_batch_size or max(len(dataset), 1))
@@ -183,6 +186,15 @@ class KTODataLoader:
     def num_rows(self) -> int:
         """The rows in an epoch."""
         return len(self.dataset)
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest sequence that any pairing can make."""
+        data = self.dataset
+        lengths = self.dataset.cut_lengths(
+            data.prompt_lengths.max(keepdims=True), data.completion_lengths.max(keepdims=True)
+        )
+        return int(lengths[0])
 
     def start_at(self, consumed_samples: int) -> int:
         """Go to where that many rows have been consumed; return the number of steps they made.
@@ -250,6 +262,7 @@ class KTODataLoader:
             max_tokens,
             packed=self.packed,
             attention_length=self.attention_length,
+            apart_at=self.apart_at,
         )
 
     def _batch(self, index_N: IntArray) -> RankBatch:

@@ -46,6 +46,7 @@ def plan_micro_batches(
     *,
     packed: bool = False,
     attention_length: float = math.inf,
+    apart_at: tuple[int, ...] = (),
 ) -> Plan:
     """Deal the rows of a global batch to ranks and micro-batches, at the least cost that is quickly found.
 
@@ -59,7 +60,16 @@ def plan_micro_batches(
             stands alone.
         packed: whether rows are laid end to end; else padding costs, too.
         attention_length: see `row_costs`.
+        apart_at: tokens, rising: rows up to such a length and longer ones never share a micro-batch.
     """
+    if apart_at:
+        class_N = np.searchsorted(np.array(apart_at), lengths_N)
+        apart: Plan = []
+        for index_N in (np.flatnonzero(class_N == one) for one in np.unique(class_N)):
+            limits = (num_ranks, max_rows, max_tokens)
+            plan = plan_micro_batches(lengths_N[index_N], *limits, packed=packed, attention_length=attention_length)
+            apart += [[index_N[share] for share in shares] for shares in plan]
+        return apart
     longest_first_N = np.argsort(-lengths_N, kind="stable").astype(np.int64)
     fill, plan = _packed_waves if packed else _padded_waves, []
     parts = -(-len(lengths_N) // max(ROWS_AT_A_TIME, 8 * num_ranks))

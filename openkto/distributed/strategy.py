@@ -211,7 +211,7 @@ class DeepspeedStrategy:
         # Their weights are cut afterwards; told of it, transformers would refuse to convert some files.
         alive = HfDeepSpeedConfig({key: value for key, value in self.config.items() if key != "tensor_parallel"})
         try:
-            with _one_hpz_group():
+            with _one_hpz_group() if self.zero.zpg > 1 else contextlib.nullcontext():
                 yield
         finally:
             del alive

@@ -26,6 +26,7 @@ from openkto.limits import is_panic
 from openkto.models.adapter import base_of
 from openkto.models.folder_checks import check_files, check_quantization
 from openkto.models.kernels import use_liger_layers
+from openkto.models.positions import check_row_lengths
 from openkto.models.tokenizer_file import as_its_file_says, check_ids
 
 log = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ def check_fits(pretrain: str, config: PretrainedConfig, longest: int, largest_id
         largest_id: the largest token id in the data.
 
     Raises:
-        ConfigError: the model has no embedding for an id or, with learned positions, for a position.
+        ConfigError: the model has no embedding for an id or, with learned or dynamic positions, for a position.
     """
     text = config.get_text_config()
     if largest_id >= text.vocab_size:
@@ -201,6 +202,7 @@ def check_fits(pretrain: str, config: PretrainedConfig, longest: int, largest_id
             f"{pretrain}: the tokenizer's ids must be below the model's vocabulary, {text.vocab_size}; got "
             f"{largest_id}. Name the model's own tokenizer folder, or resize the model's embeddings."
         )
+    check_row_lengths(pretrain, config, longest)
     known = text.to_dict()
     positions = known.get("max_position_embeddings") or known.get("n_positions")
     if positions is None or longest <= positions:

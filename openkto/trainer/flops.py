@@ -101,11 +101,16 @@ def step_work(actor: Any, ref_model: Any) -> StepWork:
     """
     if ref_model is None:
         return StepWork(forward_work(actor), forward_work(actor, adapter_off=True))
+    inner = actor_in(ref_model)
+    return StepWork(forward_work(actor), None if inner is None else forward_work(inner))
+
+
+def actor_in(ref_model: Any) -> Any:
+    """Return the `Actor` that is or is in a reference, or None where that is a cache or the policy's own start."""
     if not isinstance(ref_model, nn.Module):
-        return StepWork(forward_work(actor), None)
+        return None
     # At ZeRO-3 it is an engine around the model.
-    inner = ref_model if hasattr(ref_model, "language_model") else ref_model.module
-    return StepWork(forward_work(actor), forward_work(inner))
+    return ref_model if hasattr(ref_model, "language_model") else ref_model.module
 
 
 def attended_pairs(lengths_B: Tensor, window: int | None) -> int:

@@ -29,7 +29,7 @@ from openkto.stops import StopRequest
 from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.failed_step import write_failed_step
 from openkto.trainer.fit_args import FitArgs
-from openkto.trainer.flops import step_work
+from openkto.trainer.flops import actor_in, step_work
 from openkto.trainer.forwards import (
     Strategy,
     forward_without_gradient,
@@ -40,6 +40,7 @@ from openkto.trainer.forwards import (
     row_columns,
     to_device,
 )
+from openkto.trainer.planning import plan_for
 from openkto.trainer.reference import make_reference
 from openkto.trainer.reporter import Reporter, StepReport
 from openkto.trainer.run_state import RunState
@@ -245,9 +246,10 @@ class KTOTrainer:
         return total_steps(len(self.train_dataloader), self.max_epochs, max_steps)
 
     def _tell_loaders(self) -> None:
-        """Let the loaders plan for how the model runs rows: packed or padded, and at what cost."""
-        for loader in (self.train_dataloader, *self.eval_dataloaders.values()):
-            loader.packed, loader.attention_length = self.model.module.packs, self.work.policy.attention_length
+        """Let the loaders plan for how the policy and the reference run rows."""
+        reference = actor_in(self.ref_model)
+        others = [] if reference is None else [reference]
+        plan_for([self.train_dataloader, *self.eval_dataloaders.values()], self.model.module, *others)
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
         checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)
