@@ -125,7 +125,8 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     own = "the policy as it starts" if is_own_reference else models[1]
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
     actor.stop_also_at(stops)
-    actor.check_forward(HEAD_TOLERANCE[strategy.precision])
+    balances = config.loss.aux_loss_coef > 0
+    actor.check_forward(HEAD_TOLERANCE[strategy.precision], with_balancing_loss=balances)
     if ref_actor is not None:
         check_reference(config, strategy, ref_actor, trainer.ref_model)
     measure_micro_batches(config, strategy, trainer.model, [loader, *eval_loaders.values()], watchdog)
@@ -153,7 +154,8 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
         ConfigError: they do not.
     """
     from openkto.models.adapter import base_of
-    from openkto.models.loading import check_same_vocabulary, choose_attention, expert_counts, load_config
+    from openkto.models.experts import has_experts
+    from openkto.models.loading import check_same_vocabulary, choose_attention, load_config
     from openkto.models.split_plan import check_heads, check_split
 
     choose_attention(config.model.attn_implementation)
@@ -164,7 +166,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
         check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
     check_split(model_config, config.deepspeed.tensor_parallel_size)
     check_heads(model_config, config.deepspeed.sequence_parallel_size, "--sequence_parallel_size", repeats_keys=True)
-    if config.loss.aux_loss_coef > 0 and expert_counts(model_config)[0] == 0:
+    if config.loss.aux_loss_coef > 0 and not has_experts(model_config, config.model.trust_remote_code):
         raise ConfigError(
             f"--aux_loss_coef: needs a mixture-of-experts model; got {pretrain}, a dense {model_config.model_type}. "
             "Leave it out."

@@ -5,7 +5,9 @@ Shapes:  B = rows in the micro-batch, T = its longest row, P = tokens of all its
 Units:   nats.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +21,15 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from openkto.config import LoraConfig, PackingChoice, is_adapter_folder
 from openkto.errors import ConfigError
 from openkto.models.adapter import add_lora, load_adapter, reference_weights
+from openkto.models.checks import check_forward
+from openkto.models.experts import expert_counts
 from openkto.models.export import export_adapter, export_model
 from openkto.models.kernels import compile_layers
-from openkto.models.loading import disable_randomness, expert_counts, load_model
-from openkto.models.log_probs import LogitMap, row_sums, token_entropies, token_log_probs
+from openkto.models.loading import load_model
+from openkto.models.log_probs import logit_map_of, row_sums, token_entropies, token_log_probs
 from openkto.models.onednn import use_onednn
-from openkto.models.packing import PACKED, Sharers, own_slice, pack, start_packing
+from openkto.models.packing import PACKED, PACKING_ATTENTION, Sharers, own_slice, pack, start_packing
+from openkto.models.randomness import disable_randomness
 from openkto.models.recompute import recompute_activations
 from openkto.models.split_plan import Style, check_heads, split_plan
 
@@ -95,23 +100,22 @@ class Actor(nn.Module):
             )
         self.model: PreTrainedModel | PeftModel = pretrain_or_model
         config = self.model.config
-        if self.model.get_output_embeddings() is None or self.model.base_model is self.model:
+        head = self.model.get_output_embeddings()
+        own = {name for name, _ in head.named_parameters()} if isinstance(head, nn.Module) else set()
+        if self.body is self.model or not {"weight"} <= own <= {"weight", "bias"}:
             raise ConfigError(
                 f"--pretrain: the model must have a body and a linear head; got {type(self.model).__name__}. "
                 "Name a causal language model."
             )
-        known = config.to_dict()
-        if config.get_text_config().to_dict().get("use_bidirectional_attention"):
+        # "vision" is causal for text.
+        if config.get_text_config().to_dict().get("use_bidirectional_attention") in (True, "all"):
             raise ConfigError(
                 f"--pretrain: each token must see what came before it alone; got {type(self.model).__name__} with "
                 "use_bidirectional_attention. Name a causal language model."
             )
-        self.logit_map = LogitMap(
-            scale=(known.get("logit_scale") or 1.0) / (known.get("logits_scaling") or 1.0),
-            softcap=known.get("final_logit_softcapping"),
-        )
-        self.num_experts, self.experts_per_token = expert_counts(config)
-        self.config_as_loaded = disable_randomness(self.model)
+        self.logit_map = logit_map_of(config)
+        self.num_experts, self.experts_per_token = expert_counts(self.model)
+        self.changes = disable_randomness(self.model)
         self.packing = packing
         self.attention_without_packing = self.model.config._attn_implementation
         self.packs = start_packing(self.model, packing, attn_implementation)
@@ -138,6 +142,17 @@ class Actor(nn.Module):
         model: Any = self.model
         return model.get_base_model() if self.has_adapter else model
 
+    @property
+    def body(self) -> nn.Module:
+        """What gives the hidden states that the head reads."""
+        model = self.language_model
+        body: nn.Module = model.base_model
+        if body is model:
+            # Some name their body otherwise than their class says.
+            inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+            return inner[0] if len(inner) == 1 else model
+        return body
+
     def run_on(self, device: torch.device) -> None:
         """Take the layers that are fast on a device; parameters stay the same objects, where they are."""
         if device.type == "cpu":
@@ -151,7 +166,8 @@ class Actor(nn.Module):
         """
         if not self.packs:
             raise ConfigError(
-                f"--sequence_parallel_size: cuts packed rows; got {self._kind}, whose rows are padded. Leave it out."
+                f"--sequence_parallel_size: cuts packed rows; got {type(self.language_model).__name__}, whose rows are "
+                "padded. Leave it out."
             )
         check_heads(self.model.config, sharers.size, "--sequence_parallel_size", repeats_keys=True)
         self.sharers = sharers
@@ -187,7 +203,7 @@ class Actor(nn.Module):
         if isinstance(self.model, PeftModel):
             export_adapter(self.model, weights, tokenizer, folder)
         else:
-            export_model(self.model, weights, tokenizer, folder, dtype, self.config_as_loaded)
+            export_model(self.model, weights, tokenizer, folder, dtype, self.changes.of(self.model.config))
 
     def forward(
         self,
@@ -230,7 +246,7 @@ class Actor(nn.Module):
             # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention
             # has faster kernels.
             inputs, predictor_K = {"input_ids": input_ids}, scored_index - 1
-        outputs = self.language_model.base_model(
+        outputs = self.body(
             **inputs,
             use_cache=False,
             return_dict=True,
@@ -256,7 +272,7 @@ class Actor(nn.Module):
         balancing_loss = hidden_KH.new_zeros((), dtype=torch.float32)
         if with_balancing_loss:
             balancing_loss = load_balancing_loss_func(
-                self._router_logits(outputs.router_logits, len(token_index)),
+                self._router_logits(outputs, len(token_index)),
                 self.num_experts,
                 self.experts_per_token,
                 None if self.packs else attention_mask,
@@ -272,58 +288,49 @@ class Actor(nn.Module):
             return value_K
         return self.sharers.total(value_K.new_zeros(count).index_copy(0, own_K, value_K))
 
-    def _router_logits(self, own: Any, count: int) -> Any:
-        """Return each layer's router logits of all the micro-batch's tokens, where this rank has those of its slice."""
+    def _router_logits(self, outputs: Any, count: int) -> Any:
+        """Return each layer's router logits of all the micro-batch's tokens, where this rank has those of its slice.
+
+        Raises:
+            ConfigError: the model does not give them.
+        """
+        own = outputs.get("router_logits")
+        if not own or any(logits.shape[-1] != self.num_experts for logits in own):
+            raise ConfigError(
+                "--aux_loss_coef: needs a model that gives its routers' logits, of all experts; got "
+                f"{type(self.language_model).__name__}, which does not. Leave it out."
+            )
         if self.sharers is None:
             return own
         return tuple(self.sharers.together(logits)[:count] for logits in own)
 
-    @torch.no_grad()
-    def check_forward(self, tolerance: float, place: str = "--pretrain") -> None:
-        """Compare a short forward with the model's own logits, since an unknown model may do things in its own way.
-
-        Where packing is `auto` and the rows of a packed forward do not stay apart, they are padded from then on.
-
-        Args:
-            place: names the model in an error.
+    def check_forward(self, tolerance: float, place: str = "--pretrain", *, with_balancing_loss: bool = False) -> None:
+        """Compare a short forward with the model's own logits; see `openkto/models/checks.py`.
 
         Raises:
-            ConfigError: they differ by more than `tolerance` nats a token, or are not finite.
+            ConfigError: they differ by more than `tolerance` nats a token, or there is no balancing loss.
         """
-        worst = self._distance_from_own_logits(place)
-        if not worst <= tolerance and self.packs and self.packing == "auto" and self.sharers is None:
-            self.packs = False
-            self.language_model.set_attn_implementation(self.attention_without_packing)
-            log.warning("warning: %s does not keep packed rows apart; they are padded.", self._kind)
-            worst = self._distance_from_own_logits(place)
-        if not worst <= tolerance:
-            raise ConfigError(
-                f"{place}: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
-                f"token between them for {self._kind}. It does something that OpenKTO does not know: please report "
-                f"it, and {'pass --packing auto' if self.packs else 'take another model'}."
-            )
+        check_forward(self, tolerance, place, with_balancing_loss=with_balancing_loss)
 
-    @property
-    def _kind(self) -> str:
-        return type(self.language_model).__name__
+    def stop_packing(self) -> None:
+        """Pad rows from now on."""
+        self.packs = False
+        self.language_model.set_attn_implementation(self.attention_without_packing)
 
-    def _distance_from_own_logits(self, place: str) -> float:
-        """Return by how much the log-probabilities of two short rows differ, in nats a token at the most.
-
-        Raises:
-            ConfigError: they are not finite.
-        """
-        device = self.language_model.device
-        vocabulary = self.model.config.get_text_config().vocab_size
-        ids_BT = (torch.arange(16, device=device) * 7919 % vocabulary).view(2, 8)
-        scored_BT = torch.ones_like(ids_BT, dtype=torch.bool)
-        scored_BT[:, 0] = False
-        ours_B = self(ids_BT, torch.ones_like(ids_BT), scored_BT).log_prob_B
-        logits_BTV = self.model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float()
-        theirs_B = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).double().sum((1, 2))
-        if not bool(theirs_B.isfinite().all()):
-            raise ConfigError(
-                f"{place}: the model's log-probabilities must be finite; got nan or infinity. Its weights are "
-                "broken: save or download them again."
-            )
-        return float((ours_B - theirs_B).abs().max()) / 7
+    @contextlib.contextmanager
+    def as_loaded(self) -> Iterator[None]:
+        """Inside, the model is in evaluation with the settings that it came with, and attention goes by masks."""
+        model, was_training = self.language_model, self.training
+        attention = model.config._attn_implementation
+        with_masks = self.attention_without_packing
+        if with_masks in PACKING_ATTENTION:
+            with_masks = "sdpa" if model._supports_sdpa else "eager"
+        self.eval()
+        self.changes.take_back()
+        model.set_attn_implementation(with_masks)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(attention)
+            self.changes.make()
+            self.train(was_training)

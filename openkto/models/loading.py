@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -180,12 +179,6 @@ def check_same_vocabulary(tokenizer: Any, reference: str, trust_remote_code: boo
         )
 
 
-def expert_counts(config: PretrainedConfig) -> tuple[int, int]:
-    """Return (experts, experts a token), zeros for a dense model."""
-    known = config.get_text_config().to_dict()
-    return known.get("num_experts") or known.get("num_local_experts") or 0, known.get("num_experts_per_tok") or 0
-
-
 def check_fits(pretrain: str, config: PretrainedConfig, longest: int, largest_id: int) -> str | None:
     """Compare the data with the model; return a warning, or nothing.
 
@@ -277,29 +270,3 @@ def _cannot_load(pretrain: str, error: Exception) -> str:
 def _first_line(error: BaseException) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text if text.endswith((".", "!", "?")) else text + "."
-
-
-def disable_randomness(model: PreTrainedModel) -> dict[str, float]:
-    """Set every dropout, layer drop and router jitter of the model to 0, so that two forwards agree in any mode.
-
-    KTO compares a policy with a reference; noise in either is noise in the reward. Some models read the rates from
-    their configuration in every forward, so it is changed too; returned is what it held, for the export.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in _rates(module):
-            setattr(module, name, 0.0)
-    changed = {name: float(vars(model.config)[name]) for name in _rates(model.config)}
-    for name in changed:
-        setattr(model.config, name, 0.0)
-    return changed
-
-
-def _rates(holder: object) -> list[str]:
-    """Return the names of a module's or configuration's own rates of dropout or jitter that are not 0."""
-    return [
-        name
-        for name, value in vars(holder).items()
-        if isinstance(value, float) and value != 0.0 and ("drop" in name or "jitter" in name)
-    ]

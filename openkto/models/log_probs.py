@@ -23,6 +23,10 @@ from openkto.models.onednn import linear
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 
 
+MULTIPLIES = {"hyperclovax"}  # by its logits_scaling; others divide
+IGNORES_SCALE = {"mpt"}  # transformers' MPT does not read its logit_scale
+
+
 @dataclass(frozen=True)
 class LogitMap:
     """What a model does to its head's output: a factor (Cohere, Granite), then a soft cap (Gemma)."""
@@ -43,6 +47,25 @@ class LogitMap:
         if self.softcap is None:
             return self.scale
         return self.scale * (1 - (mapped_CV / self.softcap).square())
+
+
+def logit_map_of(config: Any) -> LogitMap:
+    """Return what a model with this configuration does to its head's output, by the names that models have for it.
+
+    The check before training compares it with the model's own logits.
+    """
+    text = config.get_text_config()
+
+    def number(*names: str) -> float | None:
+        found = [getattr(text, name, None) for name in names]
+        return next((float(value) for value in found if isinstance(value, int | float) and value), None)
+
+    scale = number("logits_scaling", "logits_mup_width_multiplier") or 1.0
+    if text.model_type not in MULTIPLIES:
+        scale = 1.0 / scale
+    if text.model_type not in IGNORES_SCALE:
+        scale *= number("logit_scale", "lm_head_multiplier") or 1.0
+    return LogitMap(scale, number("final_logit_softcapping", "logits_soft_cap"))
 
 
 def _chunk_logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, logit_map: LogitMap) -> Tensor:

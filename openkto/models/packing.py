@@ -9,7 +9,6 @@ Shapes:  B = rows, T = the longest, P = tokens of all rows together, A = attenti
 """
 
 import inspect
-import math
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -35,8 +34,10 @@ LARGEST_HEAD = 256
 SEPARABLE_LAYERS = {"full_attention", "sliding_attention"}
 # The kinds of model whose layers take the rows' bounds and do not hand them on to attention.
 DROPS_BOUNDS = {"nemotron"}
-# The kinds of model that tell their attention of a window by a mask alone, which a packed one does not get.
-MASKS_WINDOWS = {"phimoe"}
+
+
+class UnknownAttention(ValueError):
+    """A model asks more of its attention than the packed one knows."""
 
 
 def start_packing(model: PreTrainedModel, packing: PackingChoice, attn_implementation: str) -> bool:
@@ -73,12 +74,10 @@ def _reason_against(model: PreTrainedModel, attn_implementation: str) -> str | N
         return f"{type(model).__name__}, whose attention takes no other implementation"
     if text.model_type in DROPS_BOUNDS:
         return f"{type(model).__name__}, whose layers do not hand on where rows begin"
-    window, positions = known.get("sliding_window"), known.get("max_position_embeddings")
-    if text.model_type in MASKS_WINDOWS and window is not None and window < (positions or math.inf):
-        return f"{type(model).__name__}, which keeps its attention's window in a mask"
-    has_caps = known.get("attn_logit_softcapping") is not None or text.model_type.startswith("gpt_oss")
+    has_sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
+    has_caps = known.get("attn_logit_softcapping") is not None or has_sinks
     if has_caps and model.config._attn_implementation not in PACKING_ATTENTION:
-        return f"{type(model).__name__}, whose scores are capped, without flash-attention"
+        return f"{type(model).__name__}, whose scores are capped or have sinks, without flash-attention"
     return None
 
 
@@ -181,10 +180,11 @@ def packed_attention(
         [1, P, A, D], and no attention weights.
 
     Raises:
-        ValueError: the model caps its scores or has attention sinks, which these kernels do not know.
+        UnknownAttention: the model caps its scores or has attention sinks, which these kernels do not know.
+        ValueError: it generates.
     """
     if softcap is not None or s_aux is not None:
-        raise ValueError(f"{PACKED} knows neither soft caps nor attention sinks")
+        raise UnknownAttention(f"{PACKED} knows neither soft caps nor attention sinks")
     if sharers is not None:
         return sharers.attend(
             packed_attention,

@@ -23,7 +23,7 @@ def row_lengths(config: Any) -> RowLengths:
     """Return what the positions of a model with this configuration ask of its rows."""
     text = config.get_text_config()
     known = text.to_dict()
-    found = next((known[name] for name in POSITIONS if known.get(name)), {})
+    found: dict[str, Any] = next((known[name] for name in POSITIONS if known.get(name)), {})
     # Some models have other positions in layers of each type.
     kinds = [kind for kind in found.values() if isinstance(kind, dict)] or [found]
     apart_at, at_most = None, None

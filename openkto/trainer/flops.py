@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from openkto.data.loader import MicroBatch, RankBatch
 from openkto.distributed.gather import whole_shape
+from openkto.models.experts import expert_banks
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def forward_work(actor: Any, *, adapter_off: bool = False) -> ForwardWork:
     """
     model = actor.language_model
     head = model.get_output_embeddings().weight
+    shares = {id(p): bank.per_token / bank.size for bank in expert_banks(model) for p in bank.parameters}
     body = trainable_body = 0.0
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -137,8 +139,8 @@ def forward_work(actor: Any, *, adapter_off: bool = False) -> ForwardWork:
             shape = whole_shape(parameter)
             if len(shape) < 2 or parameter is head or (adapter_off and parameter.requires_grad):
                 continue
-            # Experts lie in one parameter, of which a token meets some.
-            share = actor.experts_per_token / actor.num_experts if actor.num_experts and len(shape) == 3 else 1.0
+            # Of a layer's experts a token meets some.
+            share = shares.get(id(parameter), 1.0)
             body += share * shape.numel()
             trainable_body += share * shape.numel() * parameter.requires_grad
     weights = float(whole_shape(head).numel())

@@ -18,7 +18,8 @@ def plan_for(loaders: list[KTODataLoader], actor: Any, *others: Any) -> None:
         ConfigError: the positions of one of the models do not serve the longest rows.
     """
     configs = [one.model.config for one in (actor, *others)]
-    apart_at = {row_lengths(config).apart_at for config in configs} - {None}
+    found = [row_lengths(config).apart_at for config in configs]
+    apart_at = {limit for limit in found if limit is not None}
     attention_length = forward_work(actor).attention_length
     for loader in loaders:
         longest = loader.longest

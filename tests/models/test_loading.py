@@ -118,7 +118,9 @@ def test_two_forwards_of_an_actor_agree_whatever_the_models_dropout(make):
     mask[:, :4] = False
     first, second = (actor(ids, torch.ones_like(ids), mask).log_prob_B for _ in range(2))
     assert torch.equal(first, second)
-    assert actor.config_as_loaded["attention_dropout"] == 0.5  # the export writes the model's own configuration
+    assert (
+        actor.changes.of(actor.model.config)["attention_dropout"] == 0.5
+    )  # the export writes the model's own configuration
 
 
 def test_a_logit_scale_that_is_not_set_is_one():

@@ -171,11 +171,10 @@ def test_the_balancing_loss_counts_real_tokens_alone():
             "RecurrentGemmaForCausalLM with layers of linear_attention",
         ),
         (
-            transformers.PhimoeConfig(**MOE, num_local_experts=4, sliding_window=8),
+            CONFIGS["Gemma2"],
             "auto",
-            "PhimoeForCausalLM, which keeps its attention's window in a mask",
+            "Gemma2ForCausalLM, whose scores are capped or have sinks, without flash-attention",
         ),
-        (CONFIGS["Gemma2"], "auto", "Gemma2ForCausalLM, whose scores are capped, without flash-attention"),
         (
             transformers.Qwen3NextConfig(
                 **SIZES, head_dim=8, layer_types=["linear_attention", "full_attention"], num_experts=2,
@@ -217,3 +216,26 @@ def test_a_model_that_mixes_packed_rows_is_found_out(caplog):
     torch.manual_seed(0)
     with pytest.raises(ConfigError, match="please report it, and pass --packing auto"):
         Actor(Leaky(copy.deepcopy(CONFIGS["Llama"])), packing="on").check_forward(1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.PhimoeConfig(**MOE, num_local_experts=4, sliding_window=16),
+        transformers.Qwen2MoeConfig(
+            **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+            use_sliding_window=True, sliding_window=4096, max_window_layers=2,
+        ),
+    ],
+    ids=["Phi-MoE", "Qwen2-MoE"],
+)  # fmt: skip
+def test_a_window_that_only_the_mask_knows_is_found_out(config, caplog):
+    window = config.sliding_window
+    actor = Actor(random_model(config), packing="auto")
+    assert actor.packs
+    actor.check_forward(1e-4)
+    assert not actor.packs
+    assert "does not keep packed rows apart; they are padded." in caplog.text
+    assert actor.model.config.sliding_window == window
+    with pytest.raises(ConfigError, match="please report it, and pass --packing auto"):
+        Actor(random_model(config), packing="on").check_forward(1e-4)
