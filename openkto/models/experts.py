@@ -23,6 +23,7 @@ class Bank(NamedTuple):
     """The experts of one layer."""
 
     parameters: list[nn.Parameter]
+    biases: list[nn.Parameter]  # of two dimensions where all experts' are in one
     size: int  # experts
     per_token: int  # of them, those that a token meets
 
@@ -35,7 +36,8 @@ def expert_banks(model: nn.Module) -> list[Bank]:
         own = list(_experts(name, module))
         per_token = _per_token(modules, name) if own else None
         if per_token is not None:
-            banks.append(Bank([parameter for _, parameter in own], max(size for size, _ in own), per_token))
+            biases = [p for p in module.parameters(recurse=False) if len(_shape(p)) == 2]
+            banks.append(Bank([p for _, p in own], biases, max(size for size, _ in own), per_token))
     return banks
 
 

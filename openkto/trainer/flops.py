@@ -19,6 +19,18 @@ from openkto.data.loader import MicroBatch, RankBatch
 from openkto.distributed.gather import whole_shape
 from openkto.models.experts import expert_banks
 
+# Of the layers whose work is attention's, by their names in configurations: the setting of how many tokens one sees,
+# if it does not see all.
+SEEN_BY = {
+    "full_attention": None,
+    "attention": None,
+    "hybrid": None,
+    "sliding_attention": "sliding_window",
+    "hybrid_sliding": "sliding_window",
+    "chunked_attention": "attention_chunk_size",
+    "indexed_attention": "index_topk",
+}
+
 
 @dataclass(frozen=True)
 class ForwardWork:
@@ -28,15 +40,15 @@ class ForwardWork:
         body: the weights of linear layers that a token meets.
         head: those of the head.
         trainable_body, trainable_head: of them, those whose gradient is computed.
-        attention: for each kind of attention layer, (its window in tokens or None, query heads times their size, over
-            all layers of the kind).
+        attention: for each kind of attention layer, (its window in tokens or None, heads times the mean of a query's
+            and a value's size, over all layers of the kind).
     """
 
     body: float
     head: float
     trainable_body: float
     trainable_head: float
-    attention: tuple[tuple[int | None, int], ...]
+    attention: tuple[tuple[int | None, float], ...]
 
     @property
     def attention_length(self) -> float:
@@ -130,7 +142,9 @@ def forward_work(actor: Any, *, adapter_off: bool = False) -> ForwardWork:
     """
     model = actor.language_model
     head = model.get_output_embeddings().weight
-    shares = {id(p): bank.per_token / bank.size for bank in expert_banks(model) for p in bank.parameters}
+    banks = expert_banks(model)
+    shares = {id(p): bank.per_token / bank.size for bank in banks for p in bank.parameters}
+    biases = {id(p) for bank in banks for p in bank.biases}
     body = trainable_body = 0.0
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -138,6 +152,8 @@ def forward_work(actor: Any, *, adapter_off: bool = False) -> ForwardWork:
         for parameter in module.parameters(recurse=False):
             shape = whole_shape(parameter)
             if len(shape) < 2 or parameter is head or (adapter_off and parameter.requires_grad):
+                continue
+            if id(parameter) in biases:
                 continue
             # Of a layer's experts a token meets some.
             share = shares.get(id(parameter), 1.0)
@@ -147,15 +163,30 @@ def forward_work(actor: Any, *, adapter_off: bool = False) -> ForwardWork:
     return ForwardWork(body, weights, trainable_body, weights * head.requires_grad, _attention_layers(model.config))
 
 
-def _attention_layers(config: Any) -> tuple[tuple[int | None, int], ...]:
+def _attention_layers(config: Any) -> tuple[tuple[int | None, float], ...]:
     text = config.get_text_config()
     if not hasattr(text, "num_attention_heads"):
         return ()  # a model without attention, such as Mamba
-    # By attribute: older configurations have these under other names, which lead here.
-    known, heads = text.to_dict(), text.num_attention_heads
-    size = heads * (known.get("head_dim") or text.hidden_size // heads)
-    window = known.get("sliding_window")
-    every = "sliding_attention" if window else "full_attention"
-    kinds = known.get("layer_types") or [every] * text.num_hidden_layers
-    windows = {"full_attention": None, "sliding_attention": window}
-    return tuple((windows[kind], size * kinds.count(kind)) for kind in sorted(set(kinds)) if kind in windows)
+    known = text.to_dict()
+    every = "sliding_attention" if known.get("sliding_window") else "full_attention"
+    # By attribute: some configurations have it under another name, which leads here.
+    named = text.layer_types if hasattr(text, "layer_types") else None
+    kinds = named or [every] * text.num_hidden_layers
+    found = []
+    for kind in sorted(set(kinds) & set(SEEN_BY)):
+        name = SEEN_BY[kind]
+        size = text.num_attention_heads * sum(_head_sizes(text, kind)) / 2
+        found.append((known.get(name) if name else None, size * kinds.count(kind)))
+    return tuple(found)
+
+
+def _head_sizes(text: Any, kind: str) -> tuple[int, int]:
+    """Return the size of a head's query and of its value; they differ in multi-head latent attention."""
+    known = text.to_dict()
+    if known.get("kv_lora_rank"):
+        return known["qk_nope_head_dim"] + known["qk_rope_head_dim"], known["v_head_dim"]
+    # Older configurations have their heads under other names, which lead here.
+    size = known.get("head_dim") or text.hidden_size // text.num_attention_heads
+    if kind == "full_attention":
+        size = known.get("global_head_dim") or size
+    return size, known.get("v_head_dim") or size

@@ -30,6 +30,7 @@ SIZES = dict(
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"), 2),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "moe_n_group", "max_window_layers"), 1),
+    first_k_dense_replace=1,
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim", "mamba_d_head", "mamba_head_dim"), 16),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "ssm_state_size"), 8),
@@ -48,6 +49,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lfm2_moe": dict(num_dense_layers=1, layer_types=["conv", "full_attention", "full_attention"]),
     "mamba2": dict(expand=2, num_heads=4, head_dim=16, n_groups=1),
     "roc_bert": dict(enable_pronunciation=False, enable_shape=False, is_decoder=True),
+    "longcat_flash": dict(zero_expert_num=0),
     "zaya": dict(num_experts_per_tok=1),
 }
 # The types that see images or sound, or have an encoder: a run refuses them by their configuration.

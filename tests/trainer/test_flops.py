@@ -10,7 +10,9 @@ from benchmarks.counting import counter
 from openkto.config import LoraConfig
 from openkto.data.loader import KTODataLoader
 from openkto.models import Actor
+from openkto.models.experts import expert_counts
 from openkto.trainer.flops import ForwardWork, StepWork, attended_pairs, forward_work, step_work
+from tests.models.zoo import KINDS, tiny_config, tiny_model
 from tests.tiny import VOCABULARY, tiny_llama, token_rows
 
 LENGTH, SCORED = 12, 7
@@ -70,6 +72,41 @@ def test_a_token_meets_some_experts_and_the_window_alone():
     # Two layers: queries and outputs, keys and values of half as many heads, the router, two of four experts.
     assert work.body == 2 * (2 * 32 * 32 + 2 * 32 * 16 + 4 * 32 + 2 * 3 * 32 * 48)
     assert work.attention == ((5, 2 * 32),)
+
+
+# Of the types with experts: those without other products that torch counts as attention's.
+PLAIN_ATTENTION = ("deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe", "mixtral", "sarvam_mla")
+# Llama 4 multiplies every expert with every token and throws most of it away: not useful.
+DENSE_EXPERTS = {"llama4_text"}
+# How far routers of a form of their own, hash tables and recurrences may be counted off.
+ROOM = {"deepseek_v4": 0.13, "inkling_text": 0.02, "jamba": 0.04}
+
+
+def counted_work(kind: str) -> tuple[float, float]:
+    """Return our count over torch's for a forward of a type: linear layers with the head, and attention."""
+    wide = {"sliding_window": 4096} if "sliding_window" in tiny_config(kind).to_dict() else {}
+    actor = Actor(eager(tiny_model(kind, **wide).float()), packing="off")
+    assert actor.num_experts == 4
+    with torch.no_grad():
+        linear, attention, _ = counted(actor, backward=False)
+    work, lengths = forward_work(actor), torch.tensor([LENGTH, LENGTH])
+    whole = work.forward(torch.tensor([LENGTH, LENGTH]), 2 * SCORED)
+    of_attention = work._attention(lengths)
+    return (whole - of_attention) / linear, of_attention / (attention * (LENGTH + 1) / (2 * LENGTH) or math.nan)
+
+
+@pytest.mark.parametrize("kind", PLAIN_ATTENTION)
+def test_experts_and_latent_attention_are_what_torch_counts(kind):
+    assert counted_work(kind) == pytest.approx((1.0, 1.0), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DENSE_EXPERTS])
+def test_the_experts_of_every_type_are_what_torch_counts(kind):
+    if expert_counts(tiny_model(kind))[0] == 0:
+        pytest.skip("a dense model")
+    linear, _ = counted_work(kind)
+    assert linear == pytest.approx(1.0, rel=ROOM.get(kind, 0.01))
 
 
 def test_pairs_of_a_causal_model_by_hand():
