@@ -160,7 +160,7 @@ def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedCon
     if others:
         raise ConfigError(
             f"{pretrain}: the model must be for text alone; got {config.model_type} with a "
-            f"{others[0].split('_')[0]} part. Name its text model."
+            f"{others[0].split('_')[0]} part. Write its text model out, as docs/models.md shows, and name that."
         )
     return config
 
