@@ -9,8 +9,9 @@ import torch
 from openkto.data.plan import plan_micro_batches
 from openkto.errors import ConfigError
 from openkto.models import Actor
+from openkto.models.experts import has_experts
 from openkto.models.positions import row_lengths
-from tests.models.zoo import IN_FLOAT32, KINDS, VOCABULARY, tiny_model
+from tests.models.zoo import IN_FLOAT32, KINDS, VOCABULARY, tiny_config, tiny_model
 
 LENGTHS = [5, 13, 30, 21]  # beyond a window of 8, and on both sides of a first length of 16
 PROMPT = 2
@@ -124,3 +125,14 @@ def test_every_type_is_right_or_refused_in_a_sentence(kind, packing):
         compare(kind, packing)
     except ConfigError as error:
         pytest.skip(f"refused: {error}")
+
+
+@pytest.mark.parametrize("kind", ["hunyuan_v1_moe", "glm4_moe"])
+def test_experts_under_other_names_have_a_balancing_loss(kind):
+    assert has_experts(tiny_config(kind))
+    actor = Actor(tiny_model(kind).float())
+    assert (actor.num_experts, actor.experts_per_token) == (4, 2)
+    actor.check_forward(1e-3, with_balancing_loss=True)
+    actor.num_experts = 5  # as where a model gives the logits of some experts only
+    with pytest.raises(ConfigError, match=r"--aux_loss_coef: needs a model that gives its routers' logits, of all"):
+        actor.check_forward(1e-3, with_balancing_loss=True)
