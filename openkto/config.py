@@ -457,6 +457,11 @@ class CheckpointConfig:
         "folder, .../best) demands that one",
         is_path=True,
     )
+    overwrite: bool = option(
+        False,
+        "start anew where --save_path holds another model or run: the model is replaced when the new one is complete, "
+        "checkpoints and records are kept under a number",
+    )
     use_ds_universal_ckpt: bool = option(
         False, "accepted for OpenRLHF's sake: any checkpoint is resumed on any number of ranks and any ZeRO stage"
     )
@@ -546,12 +551,16 @@ def with_resolved(config: RunConfig, **values: Any) -> RunConfig:
     return from_flat({**to_flat(config), **values})
 
 
+# What belongs to one start of a run, or to a process, and not to the run.
+OF_ONE_START = ("local_rank", "load_checkpoint", "overwrite", "stop_after_steps", "max_time")
+
+
 def to_yaml(config: RunConfig) -> str:
     """Return the YAML text that starts the same run again with `--config`.
 
-    Absent values are left out, and so is `local_rank`, which belongs to a process and not to the run.
+    Absent values are left out, and so is what belongs to this start of it: how to resume, when to stop early.
     """
-    kept = {key: value for key, value in to_flat(config).items() if value not in (None, []) and key != "local_rank"}
+    kept = {key: value for key, value in to_flat(config).items() if value not in (None, []) and key not in OF_ONE_START}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
     # Escaped beyond ASCII: written raw, a next-line character (U+0085) would come back as a space.
     return yaml.safe_dump(plain, sort_keys=False)

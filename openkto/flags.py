@@ -93,7 +93,10 @@ TRAIN_ONLY = (
 )
 
 # All that the commands take which make one folder out of another.
-MERGE = {"pretrain", "save_path", "export_dtype", "trust_remote_code", "disable_fast_tokenizer", "config", "debug"}
+MERGE = {
+    *("pretrain", "save_path", "overwrite", "export_dtype", "trust_remote_code", "disable_fast_tokenizer"),
+    *("config", "debug"),
+}
 ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint"}}
 
 # What all of OpenRLHF's scripts spell out: whoever comes with one wants to know which defaults are others here.

@@ -65,11 +65,73 @@ def test_a_stopped_run_goes_on_and_a_finished_one_says_so(place, command):  # no
         0, f"nothing is left to do: 9 of 9 steps are done, and the model is in {cut}"
     )  # fmt: skip
     assert {path: path.stat().st_mtime_ns for path in cut.rglob("*") if path.is_file()} == before
-    # The model was lost or never written: it is written again.
-    (cut / "config.json").unlink()
-    (cut / "model.safetensors").unlink()
-    run_ranks(train.main, 2, place, with_path(command, cut))
+    # The model was lost, cut or never written: it is written again.
+    (cut / "model.safetensors").write_bytes(bytes((cut / "model.safetensors").stat().st_size))
+    (code, said), _ = run_ranks(run_to_status, 2, place, with_path(command, cut))
+    assert "model.safetensors is cut or damaged; the model is made again from" in said
     assert same(whole, cut)
+    # Other settings are refused as they are before the end.
+    ((code, said),) = run_ranks(run_to_status, 1, place, with_path(command, cut, "--beta", "0.3", "--max_steps", "8"))
+    assert code == 1
+    assert "--beta was 0.1 and is 0.3" in said
+    assert "the number of steps (--max_steps, --max_epochs) was 9 and is 8" in said
+
+
+def test_a_second_run_does_not_replace_a_first_ones_model_unless_it_is_asked_to(place, command):  # noqa: F811
+    out, argv = place / "out", [*command, "--max_steps", "1"]
+    argv.remove("--load_checkpoint")
+    run_ranks(train.main, 1, place, argv)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    ((code, said),) = run_ranks(run_to_status, 1, place, [*argv, "--lora_rank", "4"])
+    assert code == 2
+    assert said.splitlines()[-1] == (
+        f"error: --save_path: must not hold what another run left; got {out} with a model and the checkpoint "
+        f"{out}/checkpoints/global_step1. Name another folder, or pass --load_checkpoint to resume the run that left "
+        "it, or --overwrite to replace the model and keep the rest under a number."
+    )
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+    run_ranks(train.main, 1, place, [*argv, "--lora_rank", "4", "--overwrite"])
+    assert (out / "adapter_config.json").exists()
+    assert not (out / "config.json").exists()
+    assert (out / "metrics.1.jsonl").exists()
+    assert (out / "checkpoints/earlier-1/global_step1").is_dir()
+    run_ranks(train.main, 1, place, [*argv, "--overwrite"])
+    assert (out / "config.json").exists()
+    assert not list(out.glob("adapter*"))
+
+
+def test_the_run_file_of_a_stopped_run_makes_the_steps_that_are_left(place, command):  # noqa: F811
+    argv = [*command, "--stop_after_steps", "7", "--max_time", "1:00:00:00"]
+    run_ranks(train.main, 1, place, argv)
+    ((_, said),) = run_ranks(run_to_status, 1, place, argv)
+    assert "--stop_after_steps 7: is reached, 7 of 9 steps are done, and none will be made. Leave it out" in said
+    run_ranks(train.main, 1, place, ["--config", f"{place}/out/run.yaml", "--load_checkpoint"])
+    assert [line["step"] for line in lines(place / "out", "train")] == list(range(1, 10))
+    assert not list((place / "out").glob("run.*.yaml"))
+
+
+def test_a_run_that_went_on_from_a_path_goes_on_from_where_it_is_now(place, command):  # noqa: F811
+    a, b = place / "a", place / "b"
+    shared = ["--use_tensorboard", f"{place}/events", "--save_steps", "2"]
+    run_ranks(train.main, 1, place, with_path(command, a, *shared, "--stop_after_steps", "2"))
+    elsewhere = [*with_path(command, b, *shared), "--load_checkpoint", f"{a}/checkpoints/global_step2"]
+    elsewhere.remove("--load_checkpoint")
+    run_ranks(train.main, 1, place, [*elsewhere, "--stop_after_steps", "5"])
+    ((code, said),) = run_ranks(run_to_status, 1, place, elsewhere)
+    assert code == 0
+    assert f"resumed from {b}/checkpoints/global_step5, which goes on from {a}/checkpoints/global_step2: 5 of 9" in said
+    assert [line["step"] for line in lines(b, "train")] == list(range(3, 10))
+    assert [json.loads(line)["step"] for line in (b / "batches.jsonl").read_text().splitlines()] == list(range(3, 10))
+    events = EventAccumulator(f"{place}/events")
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 10))
+
+
+def test_where_no_checkpoint_is_found_the_folder_is_named(place, command):  # noqa: F811
+    argv = [*command, "--ckpt_path", f"{place}/mistyped", "--max_steps", "1"]
+    ((_, said),) = run_ranks(run_to_status, 1, place, argv)
+    assert f"--load_checkpoint: no checkpoint is in {place}/mistyped yet; the run starts anew" in said
 
 
 def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place, command):  # noqa: F811

@@ -166,8 +166,13 @@ FIXED = {
     "load_in_4bit": False,
     "use_wandb": False,
     "ds_config": None,
-    "local_rank": -1,
     "input_template": None,
+    # What run.yaml leaves out.
+    "local_rank": -1,
+    "load_checkpoint": False,
+    "overwrite": False,
+    "stop_after_steps": None,
+    "max_time": None,
 }
 
 
@@ -194,8 +199,15 @@ def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
     assert parse(["--config", str(path)], "train")[0] == config
 
 
-def test_run_yaml_leaves_the_process_out():
-    assert "local_rank" not in to_yaml(with_resolved(RunConfig(ModelConfig("m")), local_rank=3))
+def test_run_yaml_leaves_out_the_process_and_what_one_start_was_told():
+    of_one_start = {
+        "load_checkpoint": "a/global_step2",
+        "overwrite": True,
+        "stop_after_steps": 7,
+        "max_time": "0:01:00:00",
+    }
+    run = RunConfig(ModelConfig("m"))
+    assert to_yaml(with_resolved(run, local_rank=3, **of_one_start)) == to_yaml(run)
 
 
 def test_resolved_values_replace_flat_names():

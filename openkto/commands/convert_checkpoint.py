@@ -24,7 +24,8 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, _ = parse(argv, "convert_checkpoint")
-    from openkto.commands.train import load_tokenizer_of, make_folder
+    from openkto.commands.folder import check_has_no_model, make_folder
+    from openkto.commands.train import load_tokenizer_of
     from openkto.distributed.checkpoint_folder import find
     from openkto.distributed.gather import gather_weights
     from openkto.distributed.portable import read_masters
@@ -38,6 +39,7 @@ def main(argv: list[str]) -> None:
         raise ConfigError(
             f"--save_path: must not be the folder of --pretrain; got {config.output.save_path}. Name another folder."
         )
+    check_has_no_model(config)
     run = check_checkpoint(folder)
     dtype = DTYPES[settings.export_dtype or run.get("param_dtype") or "fp32"]
     lora = from_flat({**run, "pretrain": settings.pretrain}).lora if run else LoraConfig()

@@ -17,7 +17,7 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, _ = parse(argv, "merge_lora")
-    from openkto.commands.train import make_folder
+    from openkto.commands.folder import check_has_no_model, make_folder
     from openkto.models.adapter import base_of
     from openkto.models.loading import load_tokenizer
     from openkto.models.merging import merge_adapter
@@ -28,6 +28,7 @@ def main(argv: list[str]) -> None:
         raise ConfigError(
             f"--save_path: must not be the folder of the adapter or its base model; got {folder}. Name another folder."
         )
+    check_has_no_model(config)
     tokenizer = load_tokenizer(
         settings.pretrain,
         use_fast=not settings.disable_fast_tokenizer,

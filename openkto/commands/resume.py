@@ -12,44 +12,45 @@ import torch
 from openkto.commands.same_run import describe_models, prints_of_models
 from openkto.config import LoraConfig, RunConfig, to_flat, with_resolved
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.loader import KTODataLoader
 from openkto.data.template import uses_date
-from openkto.distributed.checkpoint import Checkpoints
+from openkto.distributed.checkpoint import Checkpoints, Found
 from openkto.distributed.tensor_parallel import split_of
 from openkto.models.export import RECORDS_BYTES
+from openkto.models.model_files import problem_with_model
 from openkto.trainer.run_state import check_same_run
-from openkto.trainer.saving import count
+from openkto.trainer.saving import count, schedule_identity
+from openkto.trainer.schedule import total_steps
 
 log = logging.getLogger(__name__)
 
-# Settings, beside those that the trainer itself knows, with which a resumed run would be another one. Not --ref_mode:
-# all modes give the numbers of the reference's files, which are compared.
+# Settings with which a resumed run would be another one; some of them the trainer knows itself, for its own callers.
+# Not --ref_mode: all modes give the numbers of the reference's files, which are compared.
 SAME_SETTINGS = (
     *("learning_rate", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "l2", "adam_betas"),
     *("param_dtype", "grad_accum_dtype", "max_len", "truncation", "template_date"),
+    *("loss_type", "beta", "desirable_loss_weight", "undesirable_loss_weight", "label_smoothing", "sft_loss_coef"),
+    *("humanline_low", "humanline_high", "aux_loss_coef", "max_norm", "ref_sync_steps", "ref_sync_alpha"),
     *(item.name for item in dataclasses.fields(LoraConfig)),
 )
 ADAM_BYTES = 12  # a parameter's float32 master copy and two moments
 
 
-def on_one_day(config: RunConfig, strategy: Any, tokenizer: Any, checkpoints: Checkpoints | None = None) -> RunConfig:
+def on_one_day(config: RunConfig, strategy: Any, tokenizer: Any, found: Found | None = None) -> RunConfig:
     """Return the configuration with the day that the chat template is to print, where it prints today's date.
 
     A run keeps the day on which it first started: its rows are the same on all ranks, in every start. All ranks must
     call it.
 
     Args:
-        checkpoints: of a run that may be resumed.
-
-    Raises:
-        CheckpointError: the one to resume from is not complete.
+        found: the checkpoint that is resumed from, if any.
     """
     ranks = strategy.gather_objects((uses_date(tokenizer), datetime.date.today().isoformat()))
     if not any(prints_date for prints_date, _ in ranks):
         return config
     day = config.data.template_date
-    if day is None and checkpoints is not None:
-        found = checkpoints.choose(config.checkpoint.load_checkpoint)
-        day = found.state["identity"].get("--template_date") if found is not None else None
+    if day is None and found is not None:
+        day = found.state["identity"].get("--template_date")
     if day is None:
         day = ranks[0][1]
     log.info(
@@ -72,22 +73,35 @@ def identity_of_command(
     return same | files | {"the training rows (fingerprint)": rows.fingerprint()}
 
 
-def is_done(config: RunConfig, checkpoints: Checkpoints, identity: dict[str, Any]) -> bool:
-    """Find the checkpoint to resume from, and whether nothing is left to do; all ranks must call it.
+def is_done(
+    config: RunConfig, checkpoints: Checkpoints, found: Found, identity: dict[str, Any], loader: KTODataLoader
+) -> bool:
+    """Whether nothing is left to do of the run that a checkpoint belongs to; all ranks must call it.
 
     Raises:
-        CheckpointError: the checkpoint is not complete, or is another run's.
+        CheckpointError: it is another run's.
     """
-    found = checkpoints.choose(config.checkpoint.load_checkpoint)
-    if found is None:
+    total = total_steps(len(loader), config.train.max_epochs, config.train.max_steps)
+    now = identity | schedule_identity(loader, total)
+    check_same_run(str(found.folder), {name: v for name, v in found.state["identity"].items() if name in now}, now)
+    folder, step = Path(config.output.save_path), found.state["run"]["step"]
+    stop = config.train.stop_after_steps
+    if stop is not None and stop <= step < total:
+        log.warning(
+            "warning: --stop_after_steps %d: is reached, %d of %d steps are done, and none will be made. Leave it out "
+            "to make the other %d.",
+            stop,
+            step,
+            total,
+            total - step,
+        )
+    if not checkpoints.is_finished(found):
         return False
-    saved = {name: value for name, value in found.state["identity"].items() if name in identity}
-    check_same_run(str(found.folder), saved, identity)
-    folder = Path(config.output.save_path)
-    has_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
-    if not (checkpoints.is_finished(found) and checkpoints.strategy.gather_objects(has_model)[0]):
+    sizes = checkpoints.finished_files(found)
+    problem = checkpoints.strategy.gather_objects(problem_with_model(folder, sizes))[0]
+    if problem is not None:
+        log.warning("warning: %s: %s; the model is made again from %s", folder, problem, found.folder)
         return False
-    step, total = found.state["run"]["step"], found.state["total_steps"]
     log.info("nothing is left to do: %d of %d steps are done, and the model is in %s", step, total, folder)
     return True
 

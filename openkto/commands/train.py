@@ -6,7 +6,6 @@ Read `main` from the top: it is the whole way from the command line to the saved
 import dataclasses
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from openkto.config import (
     openrlhf_differences,
     ref_is_adapter,
     to_flat,
-    to_yaml,
     trains_adapter,
     with_resolved,
 )
@@ -25,7 +23,6 @@ from openkto.errors import ConfigError, StopError
 from openkto.flags import RunOptions, parse
 from openkto.run_lock import RunLocks
 from openkto.stops import StopRequest, seconds_of
-from openkto.values import numbered
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +59,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     """Go the whole way from a configuration to a saved model."""
     from openkto.commands.check import is_check
     from openkto.commands.data import read_sets, stops_of_rows, weights_of_classes
+    from openkto.commands.folder import check_replaces_nothing, take_folders, write_run_file
     from openkto.commands.outlook import learning_rate_of, say_outlook
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, on_one_day
@@ -69,6 +67,8 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     from openkto.distributed.agreement import on_some_ranks
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
+    from openkto.models.model_files import exported_files
+    from openkto.trainer.newest import find_checkpoint
     from openkto.trainer.saving import open_checkpoints
 
     watchdog.phase("reading the models' configurations")
@@ -80,12 +80,14 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     watchdog.phase("waiting for all ranks")
     strategy.setup_distributed(settings_of(config))
     is_first, folder = strategy.rank == 0, Path(config.output.save_path)
-    on_some_ranks(strategy, lambda: lock_folders(config, locks), is_mine=is_first)
+    on_some_ranks(strategy, lambda: take_folders(config, locks), is_mine=is_first)
     watchdog.phase("fetching the models")
     fetch_models(strategy, models)
     watchdog.phase("looking for a checkpoint")
     checkpoints = open_checkpoints(fit_args(config), strategy, with_engine=not config.checkpoint.disable_ds_ckpt)
-    config = on_one_day(config, strategy, tokenizer, checkpoints)
+    found = find_checkpoint(checkpoints, config.checkpoint.load_checkpoint)
+    on_some_ranks(strategy, lambda: check_replaces_nothing(config, found), is_mine=is_first)
+    config = on_one_day(config, strategy, tokenizer, found)
     watchdog.phase("reading the data")
     rows, eval_rows = read_sets(config, strategy, tokenizer, models)
     weights = weights_of_classes(config.loss, rows)
@@ -105,9 +107,9 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     writes_checkpoints = checkpoints.with_engine or config.checkpoint.save_hf_ckpt
     if writes_checkpoints:
         checkpoints.make_folder()
-    if is_done(config, checkpoints, identity):
-        return
     loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)
+    if found is not None and is_done(config, checkpoints, found, identity, loader):
+        return
     caches = [loader, *eval_loaders.values()]
     cached = cached_reference(config, strategy, caches, identity, models[1], watchdog, stop)
     watchdog.phase("loading the models")
@@ -143,7 +145,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     watchdog.phase("saving the model", is_saving=True)
     trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)
-    checkpoints.mark_finished(trainer.total_steps(config.train.max_steps), folder)
+    checkpoints.mark_finished(trainer.total_steps(config.train.max_steps), folder, exported_files(folder))
     strategy.barrier()
 
 
@@ -381,39 +383,3 @@ def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) ->
         lora=config.lora if trains else LoraConfig(load_in_4bit=config.lora.load_in_4bit),
         keeps_start=trains and ref_is_adapter(config.model, has_adapter=trains_adapter(config)),
     )
-
-
-def lock_folders(config: RunConfig, locks: RunLocks) -> None:
-    """Make the folders that the run writes into, and keep other runs out of them.
-
-    Raises:
-        ConfigError: another run is in one of them, or nothing can be written there.
-    """
-    folder, settings = Path(config.output.save_path), config.checkpoint
-    make_folder(folder)
-    locks.take("--save_path", folder)
-    if settings.save_hf_ckpt or not settings.disable_ds_ckpt:
-        locks.take("--ckpt_path", Path(settings.ckpt_path or folder / "checkpoints"))
-
-
-def make_folder(folder: Path) -> None:
-    """Make the folder of the run's files, and see that files can be written there.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigError(
-            f"--save_path: must be a folder that can be written; got {folder} ({error.strerror}). Name another."
-        ) from error
-
-
-def write_run_file(config: RunConfig, folder: Path) -> None:
-    """Write run.yaml, which starts the same run again; that of another run is kept under a number."""
-    file, text = folder / "run.yaml", to_yaml(config)
-    if file.exists() and file.read_text(encoding="utf-8") != text:
-        file.rename(numbered(file))
-    file.write_text(text, encoding="utf-8")

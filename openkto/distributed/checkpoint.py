@@ -162,12 +162,17 @@ class Checkpoints:
 
     # ---- the end of a run -------------------------------------------------------------------------------------------
 
-    def mark_finished(self, step: int, folder: Path) -> None:
-        """Say that the run whose last checkpoint is that step's is done, once all of its folder is on the disk."""
+    def mark_finished(self, step: int, folder: Path, files: dict[str, int]) -> None:
+        """Say that the run whose last checkpoint is that step's is done, once all of its folder is on the disk.
+
+        Args:
+            folder: of the model and the records.
+            files: the model's, with their sizes in bytes.
+        """
         if self.strategy.rank == 0 and self.with_engine and self.saved_step == step:
             try:
                 flush_files(folder)
-                layout.point_to(self.root, "finished", layout.name_of(step))
+                layout.point_to(self.root, "finished", layout.name_of(step), json.dumps(files))
             except OSError as error:
                 log.warning(
                     "warning: finished: could not be written (%s); the same command would save the model once more.",
@@ -178,6 +183,10 @@ class Checkpoints:
         """Whether the run of a checkpoint was done with it, as rank 0 sees it."""
         finished = self.strategy.gather_objects(layout.pointed_to(found.folder.parent, "finished"))[0]
         return bool(finished == found.folder.name)
+
+    def finished_files(self, found: Found) -> dict[str, int] | None:
+        """Return the model's files that `mark_finished` was given; None where an older version wrote none down."""
+        return layout.finished_files(found.folder.parent)
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ programs: it is never asked, except where a command names it.
 """
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from openkto.distributed.manifest import MANIFEST, read_manifest
 from openkto.errors import CheckpointError
 from openkto.files import delete, flush_to_disk, write_flushed
+from openkto.values import numbered
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +106,13 @@ def clear(root: Path) -> None:
 # ---- pointers -------------------------------------------------------------------------------------------------------
 
 
-def point_to(root: Path, pointer: str, name: str) -> None:
-    """Let `latest`, `best` or `finished` name a checkpoint."""
-    part = root / f"{pointer}.part"
-    write_flushed(part, name.encode())
-    os.replace(part, root / pointer)
+def point_to(root: Path, pointer: str, name: str, more: str = "") -> None:
+    """Let `latest`, `best` or `finished` name a checkpoint; more may follow on a second line."""
+    file, part = root / pointer, root / f"{pointer}.part"
+    if file.is_dir():
+        file.rename(numbered(file))  # somebody's folder, which no file can replace
+    write_flushed(part, (f"{name}\n{more}" if more else name).encode())
+    os.replace(part, file)
     flush_to_disk(root)
 
 
@@ -116,10 +120,19 @@ def pointed_to(root: Path, pointer: str) -> str | None:
     """Return the checkpoint that a pointer names, or None where it names none."""
     file = root / pointer
     try:
-        content = file.read_bytes()[:LONGEST_NAME].decode().strip() if file.is_file() else ""
+        content = file.read_bytes().partition(b"\n")[0][:LONGEST_NAME].decode().strip() if file.is_file() else ""
     except (OSError, ValueError):
         return None
     return content if NAME.fullmatch(content) else None
+
+
+def finished_files(root: Path) -> dict[str, int] | None:
+    """Return the files of the finished run's model with their sizes in bytes; None where they were not written down."""
+    try:
+        sizes = json.loads((root / "finished").read_bytes().partition(b"\n")[2])
+    except (OSError, ValueError):
+        return None
+    return sizes if isinstance(sizes, dict) else None
 
 
 def correct_pointers(root: Path, latest: str | None, best_step: int) -> None:
@@ -180,7 +193,7 @@ def rotate(root: Path, newest: str, max_number: int, max_gigabytes: float, best_
 
     One that cannot be deleted is said, and stays until a later call.
     """
-    sizes = {name: sum(folder_bytes(folder) for folder in _folders(root, name)) for name in _with_copies(root)}
+    sizes = {name: sum(folder_bytes(folder) for folder in _folders(root, name)) for name in held_in(root)}
     spared = (newest, best_of(root, best_step))
     deleted = []
     for name in [name for name in reversed(sizes) if name not in spared]:
@@ -210,8 +223,8 @@ def _folders(root: Path, name: str) -> tuple[Path, Path]:
     return root / name, root / f"{name}{HF_SUFFIX}"
 
 
-def _with_copies(root: Path) -> list[str]:
-    """Return all names of checkpoints and of copies without one, the newest first."""
+def held_in(root: Path) -> list[str]:
+    """Return the names of all checkpoints and of copies without one, the newest first."""
     names = checkpoints_in(root)
     copies = [entry.name.removesuffix(HF_SUFFIX) for entry in root.glob(f"global_step*{HF_SUFFIX}")]
     alone = [name for name in copies if NAME.fullmatch(name) and name not in names]
@@ -220,7 +233,7 @@ def _with_copies(root: Path) -> list[str]:
 
 def set_aside(root: Path) -> str | None:
     """Move an earlier run's checkpoints into a numbered folder; return its name, or None where there are none."""
-    names = _with_copies(root)
+    names = held_in(root)
     if not names:
         return None
     place = next(place for n in range(1, 10**6) if not (place := root / f"earlier-{n}").exists())

@@ -20,13 +20,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from openkto.errors import ConfigError, OpenKTOError
 from openkto.files import flush_to_disk
 from openkto.models.adapter import TRAINED, adapter_weights
+from openkto.models.model_files import remove_exported
 from openkto.models.source_files import write_config, write_generation_config, write_tokenizer
 
-# What an earlier export, of a model or of an adapter, may have left; others in the folder are the user's.
-EARLIER_FILES = (
-    *("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
-    *("adapter_model.safetensors", "adapter_config.json"),
-)
 # They come last into their place: where one is, the weights are too.
 CONFIGS = ("config.json", "adapter_config.json")
 SCRATCH = ".export-"
@@ -127,9 +123,7 @@ def _place(folder: str | Path, write: Callable[[Path], None]) -> None:
             write(Path(scratch))
             _settle(Path(scratch))
             files = sorted(Path(scratch).iterdir(), key=lambda file: (file.name in CONFIGS, file.name))
-            earlier = {old for pattern in EARLIER_FILES for old in folder.glob(pattern)}
-            for old in earlier - {folder / file.name for file in files}:
-                old.unlink()
+            remove_exported(folder, kept={file.name for file in files})
             for file in files:
                 if file.is_dir():
                     shutil.rmtree(folder / file.name, ignore_errors=True)

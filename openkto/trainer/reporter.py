@@ -6,8 +6,8 @@ Every rank holds a `Reporter` and calls it at the same places, since the peak me
 import dataclasses
 import json
 import logging
-import os
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openkto.data.loader import KTODataLoader, RankBatch
+from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import ConfigError
 from openkto.files import flush_to_disk
 from openkto.models.loss import KTOLoss
@@ -22,7 +23,7 @@ from openkto.trainer.environment import environment
 from openkto.trainer.flops import StepWork
 from openkto.trainer.metrics import BatchRows, MetricWindow
 from openkto.trainer.progress import Progress
-from openkto.trainer.records import belongs_to, go_back, set_aside
+from openkto.trainer.records import BATCHES, RecordFile, belongs_to, go_back, set_aside
 from openkto.trainer.rng import Arrays
 from openkto.trainer.run_state import RunState
 from openkto.trainer.standstill import Standstill
@@ -92,16 +93,13 @@ class Reporter:
         self.standstill = Standstill()
         self.trackers: Trackers | None = None
         self.progress: Progress | None = None
-        self.batches_file: Any = None
+        self.batches_file: RecordFile | None = None
+        self.train_lines: int | None = 0  # None: an older version did not count them
+        self.step_of_lines, self.lines_at_step = run.step, Counter[str]()  # written of the newest step, by kind
         if resumed is not None:
             self._restore(resumed)
-        if strategy.rank == 0:
-            folder = Path(args.save_path)
-            if resumed is not None and belongs_to(folder, run.run_id):
-                go_back(folder, resumed.values["sizes"])
-            else:
-                set_aside(folder)
-            self.trackers = Trackers(args, args.settings, run_id=run.run_id)
+        on_some_ranks(strategy, lambda: self._open_records(loader, resumed), is_mine=strategy.rank == 0)
+        if self.trackers is not None:
             self.progress = Progress(total_steps, run.step)
             values = environment(strategy.world_size, strategy.device) | {
                 "run_id": run.run_id,
@@ -109,20 +107,37 @@ class Reporter:
                 "trainable_parameters": num_trainable,
                 "rows": loader.num_rows,
             }
-            self.trackers.log("run", run.step, values)
-            if args.log_batches:
-                self.batches_file = self._open_batches(loader)
+            self._log("run", values)
+
+    def _open_records(self, loader: KTODataLoader, resumed: Resumed | None) -> None:
+        folder, step = Path(self.args.save_path), self.run.step
+        if resumed is not None and belongs_to(folder, self.run.run_id):
+            go_back(folder, step, resumed.values.get("lines_at_step"), train_lines=self.train_lines)
+        else:
+            set_aside(folder)
+        if self.args.log_batches:
+            self.batches_file = RecordFile(folder / BATCHES)
+            self._write_tokens(folder, loader)
+        self.trackers = Trackers(self.args, self.args.settings, run_id=self.run.run_id, first_step=step)
+
+    def _log(self, kind: str, values: dict[str, Any]) -> None:
+        """Write a line of this step; on rank 0."""
+        assert self.trackers is not None, "other ranks have no trackers"
+        if self.run.step != self.step_of_lines:
+            self.step_of_lines, self.lines_at_step = self.run.step, Counter()
+        self.lines_at_step[kind] += 1
+        if self.train_lines is not None:
+            self.train_lines += kind == "train"
+        self.trackers.log(kind, self.run.step, values)
 
     # ---- in and out of a checkpoint ---------------------------------------------------------------------------------
 
     def state(self) -> Resumed:
-        """Return the counts, the open window and the records' sizes, for a checkpoint to keep."""
-        sizes = {}
+        """Return the counts, the open window and how many lines were written, for a checkpoint to keep."""
         if self.trackers is not None:
             self.trackers.sync()
-            self._flush_batches()
-            records = [Path(self.args.save_path) / name for name in ("metrics.jsonl", "batches.jsonl")]
-            sizes = {record.name: record.stat().st_size for record in records if record.is_file()}
+            if self.batches_file is not None:
+                self.batches_file.sync()
         arrays: Arrays = {}
         reports = []
         for i, report in enumerate(self.reports):
@@ -135,7 +150,8 @@ class Reporter:
             "window_flops": self.throughput.flops,
             "last": self.last,
             "reports": reports,
-            "sizes": sizes,
+            "lines_at_step": dict(self.lines_at_step) if self.step_of_lines == self.run.step else {},
+            "train_lines": self.train_lines,
         }
         return Resumed(values, arrays)
 
@@ -148,13 +164,13 @@ class Reporter:
             rows = BatchRows(**values.pop("rows"), **per_row)
             report = StepReport(rows=rows, counts=StepCounts(**values.pop("counts")), **values)
             self._pool(report, 0.0, 0.0)
+        self.train_lines = resumed.values.get("train_lines")
+        self.lines_at_step.update(resumed.values.get("lines_at_step", {}))
         self.throughput.seconds = resumed.values["window_seconds"]
         self.throughput.flops = resumed.values.get("window_flops", 0.0)  # earlier versions counted none
 
-    def _open_batches(self, loader: KTODataLoader) -> Any:
-        folder = Path(self.args.save_path)
+    def _write_tokens(self, folder: Path, loader: KTODataLoader) -> None:
         try:
-            batches = (folder / "batches.jsonl").open("a", encoding="utf-8")
             with (folder / "tokens.jsonl").open("w", encoding="utf-8") as tokens:
                 for i in range(loader.num_rows):
                     row = loader.dataset[i]
@@ -163,7 +179,6 @@ class Reporter:
                         line["completion_mask"] = row["completion_mask"]
                     tokens.write(json.dumps(line) + "\n")
             flush_to_disk(folder / "tokens.jsonl")
-            return batches
         except OSError as error:
             raise ConfigError(
                 f"--log_batches: cannot write into {folder}; {error}. Name another --save_path."
@@ -177,7 +192,9 @@ class Reporter:
         self.same_prompt += report.counts.same_prompt
         self.same_completion += report.counts.same_completion
         self.skipped += not report.applied
-        self._write_batch(self.run.step, batch)
+        if self.batches_file is not None:
+            line = {"step": self.run.step, "rows": batch.rows.tolist(), "kl_rows": batch.kl_rows.tolist()}
+            self.batches_file.write(line)
         if is_last or self.run.step % self.args.logging_steps == 0:
             self.write_window()
 
@@ -188,25 +205,6 @@ class Reporter:
     def _pool(self, report: StepReport, seconds: float, flops: float) -> None:
         self.reports.append(report)
         self.throughput.add(report.counts, seconds, flops)
-
-    def _write_batch(self, step: int, batch: RankBatch) -> None:
-        if self.batches_file is None:
-            return
-        line = {"step": step, "rows": batch.rows.tolist(), "kl_rows": batch.kl_rows.tolist()}
-        try:
-            self.batches_file.write(json.dumps(line) + "\n")
-            self.batches_file.flush()
-        except OSError as error:
-            log.warning("batches.jsonl: is off from step %d on (%s); training goes on.", step, error.strerror)
-            self.batches_file = None
-
-    def _flush_batches(self) -> None:
-        """Let the lines survive a power cut, as the checkpoint does that counts on them."""
-        if self.batches_file is not None:
-            try:
-                os.fsync(self.batches_file.fileno())
-            except OSError as error:
-                log.warning("batches.jsonl: could not be flushed (%s); training goes on.", error.strerror)
 
     def write_window(self) -> None:
         """Write the line of the steps since the last one, if there are any; all ranks must call it."""
@@ -229,7 +227,7 @@ class Reporter:
         memory = peak_memory_gib(self.strategy.device)
         values["peak_memory_gb"] = float(self.strategy.all_reduce([memory], op="max")[0])
         if self.trackers is not None and self.progress is not None:
-            self.trackers.log("train", self.run.step, values)
+            self._log("train", values)
             self.progress.update(self.run.step, values)
         self.last = values
         self.reports.clear()
@@ -239,7 +237,7 @@ class Reporter:
         """Write one evaluation set's line."""
         if self.trackers is not None:
             named = {"eval_set": eval_set} if eval_set is not None else {}
-            self.trackers.log("eval", self.run.step, {**self._position(), **named, **values})
+            self._log("eval", {**self._position(), **named, **values})
             shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", self.run.step, shown)
 
@@ -261,7 +259,7 @@ class Reporter:
             "pairs_with_equal_completion": self.same_completion,
             "seconds": self.seconds_before + time.perf_counter() - self.started,
         }
-        self.trackers.log("summary", self.run.step, summary)
+        self._log("summary", summary)
         if self.same_prompt or self.same_completion:
             log.info(
                 "mismatched pairs: %d share their prompt and %d have an equal completion under another; both are kept.",

@@ -23,6 +23,7 @@ from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError
 from openkto.stops import StopRequest
 from openkto.trainer.environment import environment
 from openkto.trainer.fit_args import FitArgs
+from openkto.trainer.newest import find_checkpoint, is_instead
 from openkto.trainer.reporter import Reporter, Resumed
 from openkto.trainer.rng import rng_state, set_rng_state
 from openkto.trainer.run_state import RunState, check_same_run
@@ -72,8 +73,11 @@ class RunSaver:
         Raises:
             CheckpointError: the checkpoint that is wanted is not complete, or is another run's.
         """
-        found = self.checkpoints.choose(self.args.load_checkpoint)
+        wanted = self.args.load_checkpoint
+        found = find_checkpoint(self.checkpoints, wanted)
         if found is None:
+            if wanted:
+                log.info("--load_checkpoint: no checkpoint is in %s yet; the run starts anew", self.checkpoints.root)
             if self.writes:
                 self.checkpoints.start_afresh()
             step = self.loader.start_at(consumed_samples)
@@ -88,14 +92,18 @@ class RunSaver:
         arrays = self.checkpoints.load(self.engine, found, self.moving_reference)
         self.strategy.restore_loss_scale(self.engine, found.state["loss_scale"])
         run = RunState.from_json(found.state["run"])
-        self.checkpoints.saved_step = run.step
+        if found.folder.resolve().parent == self.checkpoints.root.resolve():
+            self.checkpoints.saved_step = run.step
+        elif self.writes:
+            self.checkpoints.start_afresh()
         self.loader.start_at(run.consumed_samples)
         place = f"rng/{self.strategy.random_rank}/"
         own = {name: array for key, array in arrays.items() if (name := _under(place, key))}
         if own:  # a rank more than before has no state of its own
             set_rng_state(own, self.strategy.device)
         window = {name: array for key, array in arrays.items() if (name := _under("window/", key))}
-        log.info("resumed from %s: %d of %d steps are done", found.folder, run.step, self.total_steps)
+        goes_on = f", which goes on from {wanted}" if is_instead(found, wanted) else ""
+        log.info("resumed from %s%s: %d of %d steps are done", found.folder, goes_on, run.step, self.total_steps)
         return run, Resumed(found.state["reporter"], window)
 
     # ---- after a step -----------------------------------------------------------------------------------------------
@@ -224,11 +232,18 @@ def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> di
     shapes = [(name, list(whole_shape(p))) for name, p in model.named_parameters() if p.requires_grad]
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]
     return {
+        **schedule_identity(loader, total_steps),
+        "the trained parameters": f"{len(shapes)} tensors, {digest}",
+    }
+
+
+def schedule_identity(loader: KTODataLoader, total_steps: int) -> dict[str, Any]:
+    """Return the part of `identity_of` that is known without a model."""
+    return {
         "--train_batch_size": loader.train_batch_size,
         "--seed": loader.seed,
         "the number of training rows": loader.num_rows,
         "the number of steps (--max_steps, --max_epochs)": total_steps,
-        "the trained parameters": f"{len(shapes)} tensors, {digest}",
     }
 
 

@@ -6,7 +6,6 @@ values once its queue is full. metrics.jsonl is therefore the record, and the tr
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 from openkto.checks import need_package
 from openkto.config import OutputConfig
 from openkto.errors import ConfigError
+from openkto.trainer.records import METRICS, RecordFile, read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Trackers:
         more_trackers: Mapping[str, Callable[[], Tracker]] | None = None,
         *,
         run_id: str = "",
+        first_step: int = 0,
     ) -> None:
         """Open metrics.jsonl and start the threads.
 
@@ -60,13 +61,15 @@ class Trackers:
             config_for_trackers: the run's settings by flat name, shown by W&B; no key is among them.
             more_trackers: name to a function that makes a tracker, called in the tracker's own thread.
             run_id: the same over all starts of a run; what metrics.jsonl holds already is its own.
+            first_step: how many steps earlier starts have made, up to the checkpoint that is resumed from.
         """
-        self._file = MetricsFile(Path(output.save_path))
+        metrics = Path(output.save_path) / METRICS
+        self._file = RecordFile(metrics)
         wanted = dict(more_trackers or {})
         if output.use_tensorboard != "none":
             folder = output.use_tensorboard or os.path.join(output.save_path, "tensorboard")
-            recorded = self._file.recorded()
-            wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded)
+            recorded = [line for _, line in read_lines(metrics) if line is not None]
+            wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded, first_step)
         if output.use_wandb:
             need_package("--use_wandb", "wandb", "'openkto[wandb]'")
             wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers, run_id)
@@ -94,58 +97,6 @@ class Trackers:
             thread.finish()
         for thread in self._threads:
             thread.join(deadline)
-        self._file.close()
-
-
-class MetricsFile:
-    """metrics.jsonl: one JSON object a line, on disk when `write` returns. A started file is carried on."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = path = folder / "metrics.jsonl"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # A line that a crash cut short must not swallow the next one.
-            self._is_cut = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-            self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise ConfigError(
-                f"--save_path: must be a folder that can be written; got {str(folder)!r} ({error.strerror}). "
-                "Give another path."
-            ) from None
-        self._has_warned = False
-
-    def write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n"
-        content = (b"\n" if self._is_cut else b"") + text.encode("utf-8", errors="backslashreplace")
-        size = self._path.stat().st_size
-        try:
-            written = self._file.write(content)
-            reason = None if written == len(content) else "No space left on device"
-        except OSError as error:
-            reason = error.strerror
-        if reason is None:
-            self._is_cut = False
-            return
-        try:
-            os.truncate(self._path, size)  # half a line is no JSON, and taking it back needs no space
-        except OSError:
-            self._is_cut = True
-        if not self._has_warned:
-            logger.warning("metrics.jsonl: a line was lost (%s); training goes on.", reason)
-        self._has_warned = True
-
-    def recorded(self) -> list[dict[str, Any]]:
-        """Return the lines that the file holds already."""
-        return [json.loads(line) for line in self._path.read_bytes().splitlines() if line.endswith(b"}")]
-
-    def sync(self) -> None:
-        """Let the lines survive a power cut, as the checkpoint does that counts on them."""
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            logger.warning("metrics.jsonl: could not be flushed (%s); training goes on.", error.strerror)
-
-    def close(self) -> None:
         self._file.close()
 
 
@@ -208,18 +159,29 @@ class TensorBoard:
     """Writes event files that TensorBoard shows.
 
     A resumed run takes steps anew that it had made before it was stopped. So its files are written again from what
-    metrics.jsonl holds, with the times at which the values were first logged: each step is there once.
+    metrics.jsonl holds, with the times at which the values were first logged: each step is there once. Where that file
+    begins later than the run, which came from another folder, what was logged before is taken over as it is.
     """
 
-    def __init__(self, folder: str, run_id: str = "", recorded: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self, folder: str, run_id: str = "", recorded: Sequence[dict[str, Any]] = (), first_step: int = 0
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         suffix = f".{run_id}" if run_id else ""
         earlier = sorted(Path(folder).glob(f"events.out.tfevents.*{suffix}")) if run_id else []
-        times = {key: time for file in earlier for key, time in _event_times(file)}
+        events = [event for file in earlier for event in _events(file)]
+        times = {(value.tag, event.step): event.wall_time for event in events for value in event.summary.value}
+        begin = next((line["step"] for line in recorded if line["kind"] == "run"), first_step)
         self._writer = SummaryWriter(folder, filename_suffix=suffix)
+        file_writer = self._writer._get_file_writer()
+        for event in events:
+            if event.step <= begin and begin > 0 and event.summary.value:
+                file_writer.event_writer.add_event(event)
         for line in recorded:
-            self._add(line["kind"], line["step"], {k: v for k, v in line.items() if k not in ("kind", "step")}, times)
+            if line["step"] > begin or begin == 0:
+                values = {name: value for name, value in line.items() if name not in ("kind", "step")}
+                self._add(line["kind"], line["step"], values, times)
         self._writer.flush()
         for file in earlier:
             file.unlink()
@@ -239,12 +201,11 @@ class TensorBoard:
         self._writer.close()
 
 
-def _event_times(file: Path) -> list[tuple[tuple[str, int], float]]:
-    """Return when each value of an event file was logged, as far as the file is whole."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+def _events(file: Path) -> list[Any]:
+    """Return the events of a file as they were written, as far as it is whole."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    events = EventFileLoader(str(file)).Load()
-    return [((value.tag, event.step), event.wall_time) for event in events for value in event.summary.value]
+    return list(LegacyEventFileLoader(str(file)).Load())
 
 
 class WeightsAndBiases:

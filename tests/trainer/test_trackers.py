@@ -102,6 +102,9 @@ class HalfFull:
     def __init__(self, file) -> None:
         self.file = file
 
+    def fileno(self) -> int:
+        return self.file.fileno()
+
     def write(self, content) -> int:
         return self.file.write(content[: len(content) // 2])
 
