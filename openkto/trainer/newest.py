@@ -28,7 +28,8 @@ def is_instead(found: Found, wanted: bool | str) -> bool:
     if not isinstance(wanted, str):
         return False
     place = layout.find(Path(wanted))
-    return found.folder.resolve() not in [(place.root / name).resolve() for name in place.names]
+    named = [(place.root / name).resolve() for name in place.names]
+    return bool(named) and found.folder.resolve() not in named
 
 
 def _goes_on_from(checkpoints: Checkpoints, wanted: str) -> bool:
