@@ -34,6 +34,12 @@ class StopError(OpenKTOError):
     exit_code = 75
 
 
+class NoStepError(StopError):
+    """The run was asked to stop before this start made a step: started again the same way, it may never make one."""
+
+    exit_code = 76
+
+
 class CheckpointError(OpenKTOError):
     """A checkpoint cannot be written, read or resumed."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from openkto.errors import StopError
+from openkto.errors import NoStepError, StopError
 from openkto.processes import process
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -170,12 +170,12 @@ class StopRequest:
         if self.reason is None and not self._is_training:
             self.reason = name
             os.write(2, f"stopped: {self._before_training()}\n".encode())
-            os._exit(StopError.exit_code)
+            os._exit(NoStepError.exit_code)
 
     def _before_training(self) -> BaseException:
         if self.reason == "SIGINT":
             return KeyboardInterrupt()
-        return StopError(
+        return NoStepError(
             f"{self.reason}: the run was asked to stop before its first step; nothing was lost. Start the same command "
             "again."
         )

@@ -76,15 +76,15 @@ def test_further_signals_change_nothing():
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-def test_a_signal_before_training_ends_the_command_with_75(name):
+def test_a_signal_before_training_ends_the_command_with_76(name):
     status, _, err = command("time.sleep(9)", signal.Signals[name])
-    assert status == 75
+    assert status == 76
     assert err == f"rank 0: {name}: stopping before the first step\nstopped: {name}: {BEFORE_TRAINING}"
 
 
 def test_the_first_rank_alone_says_that_all_stop():
     status, _, err = command("time.sleep(9)", signal.SIGTERM, environ=rank(1))
-    assert (status, err) == (75, "rank 1: SIGTERM: stopping before the first step\n")
+    assert (status, err) == (76, "rank 1: SIGTERM: stopping before the first step\n")
 
 
 def test_sigint_before_training_is_the_usual_interrupt():
@@ -100,7 +100,7 @@ def test_sigint_before_training_is_the_usual_interrupt():
 def test_a_stop_that_a_library_catches_is_still_one(what_the_library_does):
     body = f"try:\n    time.sleep(9)\nexcept Exception as error:\n{textwrap.indent(what_the_library_does, '    ')}"
     status, _, err = command(body, signal.SIGTERM)
-    assert (status, err.splitlines()[-1]) == (75, f"stopped: SIGTERM: {BEFORE_TRAINING.strip()}")
+    assert (status, err.splitlines()[-1]) == (76, f"stopped: SIGTERM: {BEFORE_TRAINING.strip()}")
 
 
 def test_an_error_that_has_nothing_to_do_with_a_stop_stays_one():
@@ -111,7 +111,7 @@ def test_an_error_that_has_nothing_to_do_with_a_stop_stays_one():
 def test_a_second_signal_before_training_does_not_break_into_the_way_out():
     body = "try:\n    time.sleep(9)\nfinally:\n    time.sleep(0.5)\n    print('cleaned up')"
     status, out, _ = command(body, signal.SIGTERM, signal.SIGTERM)
-    assert (status, out) == (75, "cleaned up\n")
+    assert (status, out) == (76, "cleaned up\n")
 
 
 def test_a_second_sigint_ends_the_process_at_once():
@@ -140,7 +140,7 @@ def test_a_signal_ends_a_process_that_waits_in_c_for_other_ranks(name):
     libc.pthread_mutex_lock(mutex)
     """
     status, _, err = command(textwrap.dedent(body), signal.Signals[name])
-    assert (status, err) == (75, f"stopped: {name}: {BEFORE_TRAINING}")
+    assert (status, err) == (76, f"stopped: {name}: {BEFORE_TRAINING}")
 
 
 def test_a_forked_process_has_the_usual_handlers():

@@ -1,7 +1,7 @@
 """Runs a command: one sentence and an exit status for what goes wrong, and a clean end of the process.
 
 Exit status: 0 done; 2 the command line, the configuration or a model folder is wrong; 3 the data is wrong; 75 stopped
-on request, to be resumed with the same command; 1 anything else.
+on request, to be resumed with the same command; 76 the same before this start made a step; 1 anything else.
 """
 
 import logging

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from openkto.errors import CheckpointError, ConfigError, DataError, OpenKTOError, StopError, TrainingError
+from openkto.errors import CheckpointError, ConfigError, DataError, NoStepError, OpenKTOError, StopError, TrainingError
 from openkto.limits import is_panic
 
 T = TypeVar("T")
 
 # The classes by which an error goes to other ranks: one of its own may not survive the way.
 KINDS: tuple[type[OpenKTOError], ...] = (
-    *(ConfigError, DataError, TrainingError, CheckpointError, StopError),
+    *(ConfigError, DataError, TrainingError, CheckpointError, NoStepError, StopError),
     OpenKTOError,
 )
 DIFFERENCES_NAMED = 4

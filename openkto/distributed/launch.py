@@ -81,9 +81,18 @@ def _join(backend: str) -> None:
             check_rendezvous()
             if backend == "gloo":
                 _check_own_address()
-    deepspeed.init_distributed(
-        dist_backend=backend, timeout=COLLECTIVE_TIMEOUT, verbose=False, auto_mpi_discovery=False
-    )
+    try:
+        deepspeed.init_distributed(
+            dist_backend=backend, timeout=COLLECTIVE_TIMEOUT, verbose=False, auto_mpi_discovery=False
+        )
+    except torch.distributed.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error) and "already in use" not in str(error):
+            raise
+        raise ConfigError(
+            f"MASTER_PORT: must be free on the host of rank 0; got {os.environ['MASTER_PORT']}, which another program "
+            "has, such as a second run on this machine. Pass another --master_port to deepspeed or torchrun, or export "
+            "another MASTER_PORT."
+        ) from error
 
 
 def _check_own_address() -> None:

@@ -19,7 +19,7 @@ from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.gather import gather_weights, whole_shape
 from openkto.distributed.watchdog import Watchdog
-from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError, TrainingError
+from openkto.errors import CheckpointError, ConfigError, NoStepError, OpenKTOError, StopError, TrainingError
 from openkto.stops import StopRequest
 from openkto.trainer.environment import environment
 from openkto.trainer.fit_args import FitArgs
@@ -66,6 +66,7 @@ class RunSaver:
         self.identity = json.loads(json.dumps(identity))  # as it comes back from a checkpoint
         self.writes = checkpoints.with_engine or write_copy is not None
         self.last_save = time.monotonic()
+        self.first_step = 0
 
     def begin(self, consumed_samples: int) -> tuple[RunState, Resumed | None]:
         """Return where the run stands, with the engine, the loader and the generators there too.
@@ -80,7 +81,7 @@ class RunSaver:
                 log.info("--load_checkpoint: no checkpoint is in %s yet; the run starts anew", self.checkpoints.root)
             if self.writes:
                 self.checkpoints.start_afresh()
-            step = self.loader.start_at(consumed_samples)
+            step = self.first_step = self.loader.start_at(consumed_samples)
             run_id = self.strategy.gather_objects(uuid.uuid4().hex[:8])[0]
             return RunState(step, step, consumed_samples, not self.args.eval_at_start, run_id=run_id), None
         if consumed_samples:
@@ -92,6 +93,7 @@ class RunSaver:
         arrays = self.checkpoints.load(self.engine, found, self.moving_reference)
         self.strategy.restore_loss_scale(self.engine, found.state["loss_scale"])
         run = RunState.from_json(found.state["run"])
+        self.first_step = run.step
         if found.folder.resolve().parent == self.checkpoints.root.resolve():
             self.checkpoints.saved_step = run.step
         elif self.writes:
@@ -160,7 +162,8 @@ class RunSaver:
         asked = enumerate(self.strategy.gather_objects(self.stop.reason))
         rank, reason = next((rank, reason) for rank, reason in asked if reason is not None)
         again = "Start the same command again" + ("." if self.args.load_checkpoint else " with --load_checkpoint.")
-        raise StopError(f"{reason} on rank {rank}: stopped after step {run.step} of {self.total_steps}. {again}")
+        kind = NoStepError if run.step == self.first_step else StopError
+        raise kind(f"{reason} on rank {rank}: stopped after step {run.step} of {self.total_steps}. {again}")
 
     def save_before_stop(self, run: RunState, reporter: Reporter, stop: StopError) -> None:
         """Save what a stopped run goes on from.

@@ -6,7 +6,7 @@ import socket
 import pytest
 import torch
 
-from openkto.distributed.launch import _check_own_address, _take_gpu, device_index
+from openkto.distributed.launch import _check_own_address, _join, _take_gpu, device_index
 from openkto.errors import ConfigError
 
 
@@ -49,3 +49,15 @@ def test_one_node_or_a_named_interface_may_have_any_name(monkeypatch, name, valu
     monkeypatch.setenv(name, value)
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     _check_own_address()
+
+
+def test_a_port_that_another_program_has_is_one_sentence_with_the_flag(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in (ranks | {"LOCAL_SIZE": "2"}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=f"got {port}, which another program has.* Pass another --master_port"):
+            _join("gloo")

@@ -1,5 +1,6 @@
 """The job scripts and the commands of docs/cluster.md, without a SLURM."""
 
+import os
 import re
 import shlex
 import shutil
@@ -58,6 +59,24 @@ def test_sbatch_reads_every_option_of_a_script(script):
     text = script.read_text()
     assert "#SBATCH" not in text[text.index(commands(script)[0]) :]
     subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "requeued"),
+    [([75, 75, 0], 2), ([76, 76], 1), ([76, 75, 76, 0], 3), ([1], 0)],
+    ids=lambda value: str(value).replace(" ", ""),
+)
+def test_a_job_comes_back_after_a_stop_but_not_after_two_starts_without_a_step(tmp_path, statuses, requeued):
+    for name, does in (("srun", "exit $STATUS"), ("scontrol", "echo $1 >> said"), ("hostnames", "")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n"}
+    for status in statuses:
+        done = subprocess.run(["bash", str(PLAIN)], cwd=tmp_path, env=environ | {"STATUS": str(status)}, check=False)
+        assert done.returncode == status
+    said = (tmp_path / "said").read_text().split()
+    assert said.count("requeue") == requeued
+    assert not list(tmp_path.glob("*.idle"))
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
