@@ -182,7 +182,8 @@ def test_several_evaluation_sets_are_told_apart_by_name(place):
 def test_a_bfloat16_run_exports_bfloat16_unless_told_otherwise(place):
     run_ranks(train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1"))
     assert transformers.AutoModelForCausalLM.from_pretrained(place / "out", dtype="auto").dtype == torch.bfloat16
-    run_ranks(train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1", "--export_dtype", "fp32"))
+    more = ["--export_dtype", "fp32", "--overwrite"]
+    run_ranks(train.main, 1, place, flags(place, "--param_dtype", "bf16", "--max_steps", "1", *more))
     assert transformers.AutoModelForCausalLM.from_pretrained(place / "out", dtype="auto").dtype == torch.float32
 
 
@@ -304,7 +305,7 @@ def test_weights_that_are_not_finite_are_not_saved(place):
 def test_another_run_in_the_folder_keeps_the_first_ones_records(place):
     run_ranks(train.main, 1, place, flags(place, "--max_steps", "1", "--beta", "0.3"))
     (place / "out/tensorboard").mkdir()
-    run_ranks(train.main, 1, place, flags(place, "--max_steps", "1", "--beta", "0.7"))
+    run_ranks(train.main, 1, place, flags(place, "--max_steps", "1", "--beta", "0.7", "--overwrite"))
     assert "beta: 0.3" in (place / "out/run.1.yaml").read_text()
     assert "beta: 0.7" in (place / "out/run.yaml").read_text()
     assert (place / "out/tensorboard.1").is_dir()
@@ -314,7 +315,7 @@ def test_a_refused_run_leaves_the_run_file_of_a_finished_one(place, capsys):
     run_ranks(train.main, 1, place, flags(place, "--max_steps", "1"))
     before = (place / "out/run.yaml").read_text()
     write_rows(place / "one.jsonl", 1)
-    argv = flags(place, "--beta", "0.7", "--max_steps", "1")
+    argv = flags(place, "--beta", "0.7", "--max_steps", "1", "--overwrite")
     argv[argv.index("--eval_dataset") + 1] = f"{place}/one.jsonl"
     ((code, text),) = run_ranks(run_to_status, 1, place, argv)
     assert code == 3

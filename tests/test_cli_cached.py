@@ -16,10 +16,16 @@ from openkto.commands import precompute_reference, train
 from openkto.files import scratch_name
 from openkto.models import Actor
 from openkto.trainer import reference_cache
+from tests import test_cli
 from tests.ranks import run_ranks
-from tests.test_cli import flags, lines, place, run_to_status  # noqa: F401 (place is a fixture)
+from tests.test_cli import lines, place, run_to_status  # noqa: F401 (place is a fixture)
 
 NAMES = ("loss", "kl", "kl_unclamped", "grad_norm", "rewards/chosen", "rewards/rejected", "logps/chosen")
+
+
+def flags(place, *more):  # noqa: F811
+    """Return a run's flags; later ones may take the folder of earlier ones, as the cache is what is looked at here."""
+    return test_cli.flags(place, "--overwrite", *more)
 
 
 def assert_same_metrics(expected, got):

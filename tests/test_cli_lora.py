@@ -175,7 +175,7 @@ def test_a_wrong_module_is_one_sentence(place, more, sentence):
 
 def test_an_export_takes_the_place_of_one_of_the_other_kind(place):
     run_ranks(train.main, 1, place, flags(place, *LORA, "--max_steps", "1"))
-    run_ranks(train.main, 1, place, flags(place, "--max_steps", "1"))
+    run_ranks(train.main, 1, place, flags(place, "--max_steps", "1", "--overwrite"))
     assert not {"adapter_config.json", "adapter_model.safetensors"} & {f.name for f in (place / "out").iterdir()}
-    run_ranks(train.main, 1, place, flags(place, *LORA, "--max_steps", "1"))
-    assert not (place / "out/model.safetensors").exists()
+    run_ranks(train.main, 1, place, flags(place, *LORA, "--max_steps", "1", "--overwrite"))
+    assert not {"model.safetensors", "config.json"} & {f.name for f in (place / "out").iterdir()}

@@ -128,12 +128,9 @@ def _parse(raw: bytes) -> Line | None:
 
 
 def belongs_to(folder: Path, run_id: str) -> bool:
-    """Whether metrics.jsonl is the run's, and not that of another in the same folder; one that is gone is nobody's."""
-    record = folder / METRICS
-    if not record.exists() or record.stat().st_size == 0:
-        return True
-    lines = (line for _, line in read_lines(record) if line is not None)
-    return next((line.get("run_id") for line in lines if line.get("kind") == "run"), None) == run_id
+    """Whether metrics.jsonl is the run's and not that of another in the same folder; without a line it is nobody's."""
+    lines = [line for _, line in read_lines(folder / METRICS) if line is not None]
+    return not lines or next((line.get("run_id") for line in lines if line.get("kind") == "run"), None) == run_id
 
 
 def go_back(folder: Path, step: int, lines_at_step: dict[str, int] | None, *, train_lines: int | None) -> None:

@@ -68,6 +68,7 @@ def test_a_broken_line_is_kept_aside_with_its_file_and_the_others_are_carried_on
     (text(RUN | {"run_id": "b"}), False),
     (text(train(1)), False),
     ("", True),
+    ("\0\0\0\0\n", True),
     (None, True),
 ])  # fmt: skip
 def test_a_record_says_whose_it_is_and_none_at_all_is_nobodys(tmp_path, content, is_own):
