@@ -192,15 +192,17 @@ class Reporter:
         self.same_prompt += report.counts.same_prompt
         self.same_completion += report.counts.same_completion
         self.skipped += not report.applied
-        if self.batches_file is not None:
-            line = {"step": self.run.step, "rows": batch.rows.tolist(), "kl_rows": batch.kl_rows.tolist()}
-            self.batches_file.write(line)
+        self._write_batch(self.run.step, batch)
         if is_last or self.run.step % self.args.logging_steps == 0:
             self.write_window()
 
     def failed_step(self, batch: RankBatch) -> None:
         """Write which rows the step had that could not be made."""
         self._write_batch(self.run.step, batch)
+
+    def _write_batch(self, step: int, batch: RankBatch) -> None:
+        if self.batches_file is not None:
+            self.batches_file.write({"step": step, "rows": batch.rows.tolist(), "kl_rows": batch.kl_rows.tolist()})
 
     def _pool(self, report: StepReport, seconds: float, flops: float) -> None:
         self.reports.append(report)
