@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from openkto.checks import check_template
 from openkto.data import truncation as rule
 from openkto.data.cache import ROWS_FILE, cache_key, cached_folder, default_cache_dir
+from openkto.data.contradictions import contradictions
 from openkto.data.notes import INFORMATION, WARNINGS
 from openkto.data.prepare import Preparation, load_prepared
 from openkto.data.preview import preview_rows
@@ -24,7 +25,7 @@ from openkto.data.row import RowSettings
 from openkto.data.sources import Source, find_sources
 from openkto.data.template import uses_date
 from openkto.data.tokenize import choose_pad_token
-from openkto.errors import ConfigError
+from openkto.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,10 @@ class DataReport:
     template_differs: int
     special_markup: int
     notes: dict[str, int]  # kept rows before mixing, by what was special about them (openkto/data/notes.py)
+    unlabelled: dict[str, int]
+    findings: list[str]
     unread: list[str]  # the fields with values that nothing reads
+    contradicting: list[int]  # texts labelled both ways, their rows, the numbers of the first two; else nothing
 
 
 class UnpairedPreferenceDataset:
@@ -71,6 +75,8 @@ class UnpairedPreferenceDataset:
         chat_template_kwargs: arguments for the chat template; a row's own go over them.
         end_token_ids: where generation stops beside the tokenizer's EOS: generation_config's eos_token_id.
         template_date: the day, YYYY-MM-DD, that a chat template which prints today's date prints; None is today.
+        label_map: what each label means, and nothing else does; None leaves the row out.
+        label_threshold: reads scores: desirable from the larger number, undesirable below it, or up to the smaller.
 
     Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
     """
@@ -97,6 +103,8 @@ class UnpairedPreferenceDataset:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         end_token_ids: Sequence[int] = (),
         template_date: str | None = None,
+        label_map: dict[str, bool | None] | None = None,
+        label_threshold: Sequence[float] = (),
     ) -> None:
         settings = RowSettings(
             input_key,
@@ -106,6 +114,8 @@ class UnpairedPreferenceDataset:
             apply_chat_template,
             weight_key,
             dict(chat_template_kwargs or {}),
+            label_map,
+            tuple(label_threshold),
         )
         if uses_date(tokenizer) and template_date is None:
             template_date = datetime.date.today().isoformat()
@@ -158,14 +168,9 @@ class UnpairedPreferenceDataset:
         )
         starts = np.cumsum([0, *prepared.rows_of_sources])
         kept = [begin + np.flatnonzero(~left_out[begin:end]) for begin, end in pairwise(starts)]
-        for found, rows in zip(sources, kept, strict=True):
+        for found, rows, (begin, end) in zip(sources, kept, pairwise(starts), strict=True):
             if len(rows) == 0 and (probs is not None or left_out.all()):
-                raise data_error(
-                    found.name,
-                    f"at least one row must fit max_len {self.max_len} with --truncation {self.truncation}",
-                    "none",
-                    "Raise --max_len, or change --truncation.",
-                )
+                raise self._none_fits(found.name, prompt_lengths[begin:end], completion_lengths[begin:end])
         self._index = np.concatenate(kept) if probs is None else _mix(kept, probs, seed)
         # The digests stand in the file; equal numbers, counted by first appearance, are enough once it is open.
         keys = {
@@ -198,9 +203,27 @@ class UnpairedPreferenceDataset:
             template_differs=prepared.template_differs,
             special_markup=prepared.special_markup,
             notes=prepared.notes,
+            unlabelled=prepared.unlabelled,
+            findings=prepared.findings,
             unread=prepared.unread,
+            contradicting=contradictions(
+                table.column("row").to_numpy(), keys["prompt_key"], keys["completion_key"], labels
+            ),
         )
         _say(self.report, self.max_len)
+
+    def _none_fits(self, name: str, prompt_lengths: np.ndarray, completion_lengths: np.ndarray) -> DataError:
+        """Return the error where --max_len leaves nothing of a source, with the length that would leave some."""
+        if len(prompt_lengths) == 0:
+            return data_error(name, "at least one row must be left", "bad rows only", "Look at them, or leave it out.")
+        totals = prompt_lengths + completion_lengths
+        return data_error(
+            name,
+            f"at least one row must fit max_len {self.max_len} with --truncation {self.truncation}",
+            f"none of {len(totals)} rows: the shortest has {totals.min()} tokens, the median {int(np.median(totals))}, "
+            f"and the shortest prompt {prompt_lengths.min()}",
+            "Raise --max_len, or change --truncation.",
+        )
 
     def __len__(self) -> int:
         return len(self._index)
@@ -289,6 +312,17 @@ def _mix(kept: list[np.ndarray], probs: Sequence[float], seed: int) -> np.ndarra
 def _say(report: DataReport, max_len: int) -> None:
     """Log every count that is not 0, and the skipped rows as a warning."""
     logger.info("data: %d rows: %d desirable, %d undesirable", report.kept, report.desirable, report.undesirable)
+    for line in report.findings:
+        logger.info("data: %s", line)
+    for reason, count in report.unlabelled.items():
+        logger.info("data: left out %d rows %s", count, reason)
+    if report.contradicting:
+        texts, rows, first, second = report.contradicting
+        are = "text is" if texts == 1 else "texts are"
+        logger.warning(
+            "warning: data: %d %s labelled both ways, in %d rows, which pull against each other. "
+            "The first are rows %d and %d.", texts, are, rows, first, second,
+        )  # fmt: skip
     for kind, count in report.skipped.items():
         logger.warning("data: skipped %d bad rows (%s). The first: %s", count, kind, report.first_skipped[kind])
     by_class = {

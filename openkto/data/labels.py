@@ -1,8 +1,13 @@
-"""Read labels: desirable or undesirable, in one convention a file.
+"""Read labels: desirable, undesirable, or left out, in one convention a file.
 
 A file that writes labels in two ways (true and 0, or 0 and -1) has been put together from two sources, and what its
-values mean would be a guess; so the first value of a second convention is an error that names the first.
+values mean would be a guess; so the first value of a second convention is an error that names the first. --label_map
+and --label_threshold say themselves what values mean.
 """
+
+import math
+import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,8 +18,16 @@ ZERO_ONE = "1/0"
 PLUS_MINUS = "1/-1"
 WORDS = "words"
 
-DESIRABLE_WORDS = ("good", "desirable", "chosen", "yes", "up", "positive", "like", "thumbs_up", "\U0001f44d")
-UNDESIRABLE_WORDS = ("bad", "undesirable", "rejected", "no", "down", "negative", "dislike", "thumbs_down", "\U0001f44e")
+# Compared without case, blanks, hyphens and underscores; of an emoji without its skin tone and variation.
+DESIRABLE_WORDS = (
+    *("good", "desirable", "chosen", "yes", "y", "up", "positive", "pos", "like", "liked", "thumbsup", "upvote"),
+    *("upvoted", "accepted", "accept", "approved", "correct", "right", "helpful", "preferred", "\U0001f44d"),
+)
+UNDESIRABLE_WORDS = (
+    *("bad", "undesirable", "rejected", "no", "n", "down", "negative", "neg", "dislike", "disliked", "thumbsdown"),
+    *("downvote", "downvoted", "reject", "disapproved", "incorrect", "wrong", "unhelpful", "dispreferred"),
+    "\U0001f44e",
+)
 
 # Equal numbers are equal keys, so that 1.0 is found as well.
 _NUMBERS: dict[float, tuple[bool, set[str]]] = {
@@ -23,30 +36,43 @@ _NUMBERS: dict[float, tuple[bool, set[str]]] = {
     -1: (False, {PLUS_MINUS}),
 }
 _TEXTS = {
-    "true": (True, {BOOLEANS}),
-    "false": (False, {BOOLEANS}),
+    **{text: (True, {BOOLEANS}) for text in ("true", "t")},
+    **{text: (False, {BOOLEANS}) for text in ("false", "f")},
     **{text: _NUMBERS[round(float(text))] for text in ("1", "+1", "1.0", "0", "0.0", "-1", "-1.0")},
-    **{word: (True, {WORDS}) for word in DESIRABLE_WORDS},
-    **{word: (False, {WORDS}) for word in UNDESIRABLE_WORDS},
 }
+_WORDS = {word: True for word in DESIRABLE_WORDS} | {word: False for word in UNDESIRABLE_WORDS}
+_NOT_PART_OF_A_WORD = re.compile("[\\s_:-]|\ufe0f|[\U0001f3fb-\U0001f3ff]")
 RULE = (
-    "label must be true or false, 1 or 0, 1 or -1, or one of the words"
-    f" {', '.join(f'{good}/{bad}' for good, bad in zip(DESIRABLE_WORDS, UNDESIRABLE_WORDS, strict=True))}"
+    "label must be true or false, 1 or 0, 1 or -1, or a word such as good/bad, yes/no, up/down, like/dislike,"
+    " thumbs_up/thumbs_down, \U0001f44d/\U0001f44e (docs/data.md has them all)"
 )
 
 
 class LabelReader:
-    """Reads the labels of one file in order and holds it to one convention."""
+    """Reads the labels of one file in order and holds it to one convention, or to the one that is given.
 
-    def __init__(self) -> None:
+    Args:
+        meanings: what each value means, and nothing else does; None leaves the row out.
+        threshold: desirable from the larger number; undesirable up to the smaller, or below a single one.
+    """
+
+    def __init__(self, meanings: Mapping[str, bool | None] | None = None, threshold: tuple[float, ...] = ()) -> None:
+        self._meanings = None if meanings is None else {_plain(key): value for key, value in meanings.items()}
+        self._threshold = threshold
         self._conventions: set[str] = set()
         self._first: tuple[str, str] = ("", "")  # the place and value that narrowed the convention last
 
-    def read(self, place: str, value: object) -> bool:
-        """Return whether a label says desirable; raises BadRow."""
+    def read(self, place: str, value: object) -> bool | None:
+        """Return whether a label says desirable, or None for a row to leave out; raises BadRow."""
+        if isinstance(value, np.generic):
+            value = value.item()
+        if self._meanings is not None:
+            return self._mapped(place, value, self._meanings)
+        if self._threshold:
+            return self._compared(place, value)
         found = _meaning(value)
         if found is None:
-            raise BadRow(place, "label", RULE, shorten(value))
+            raise BadRow(place, "label", RULE, shorten(value), _cure(value))
         is_desirable, conventions = found
         if not self._conventions:
             self._conventions, self._first = set(conventions), (place, shorten(value))
@@ -59,14 +85,56 @@ class LabelReader:
             self._conventions, self._first = self._conventions & conventions, (place, shorten(value))
         return is_desirable
 
+    def _mapped(self, place: str, value: object, meanings: Mapping[str, bool | None]) -> bool | None:
+        key = _plain(value)
+        if key not in meanings:
+            rule = f"label must be one that --label_map names ({', '.join(list(meanings)[:12])})"
+            raise BadRow(place, "label", rule, shorten(value), "Add it, as VALUE=true, VALUE=false or VALUE=none.")
+        return meanings[key]
+
+    def _compared(self, place: str, value: object) -> bool | None:
+        if value is None or value == "":
+            return None
+        number = math.nan
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except (ValueError, OverflowError):
+                number = math.nan
+        if math.isnan(number):
+            raise BadRow(place, "label", "label must be a number to be read by --label_threshold", shorten(value))
+        if number >= max(self._threshold):
+            return True
+        is_low = number < self._threshold[0] if len(self._threshold) == 1 else number <= min(self._threshold)
+        return False if is_low else None
+
+
+def _plain(value: object) -> str:
+    """Return a label as --label_map compares it: 1.0 is 1, True is true, null is null, Good is good."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "null" if value is None else str(value).strip().casefold()
+
+
+def _cure(value: object) -> str:
+    if isinstance(value, (int, float)):
+        cure = "Read scores with --label_threshold, such as --label_threshold 4"
+    elif isinstance(value, str) and value.strip():
+        cure = "Say what other words mean with --label_map, such as --label_map great=true awful=false"
+    else:
+        cure = "Fix the row"
+    return f"{cure}, or pass --on_bad_rows skip to leave such rows out."
+
 
 def _meaning(value: object) -> tuple[bool, set[str]] | None:
-    if isinstance(value, np.generic):
-        value = value.item()
     if isinstance(value, bool):
         return value, {BOOLEANS}
     if isinstance(value, (int, float)):
         return _NUMBERS.get(value)
-    if isinstance(value, str):
-        return _TEXTS.get(value.strip().lower())
-    return None
+    if not isinstance(value, str):
+        return None
+    text = value.strip().casefold()
+    if text in _TEXTS:
+        return _TEXTS[text]
+    word = _NOT_PART_OF_A_WORD.sub("", text)
+    return (_WORDS[word], {WORDS}) if word in _WORDS else None

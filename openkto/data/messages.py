@@ -3,8 +3,8 @@
 import json
 
 from openkto.config import TEMPLATE_ARGUMENTS
+from openkto.data.json_files import parse_json
 from openkto.data.problems import BadRow, shorten
-from openkto.data.readers import parse_json
 
 Message = dict[str, object]
 
@@ -15,11 +15,16 @@ ROLES = {
     "human": "user",
     "assistant": "assistant",
     "gpt": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
+    "bot": "assistant",
     "function_call": "assistant",
     "tool": "tool",
     "observation": "tool",
     "function": "tool",
 }
+# Parts of content that are text, by their type; some writers give none.
+TEXT_PARTS = ("text", "input_text", "output_text", None)
 
 
 def unpacked(value: object) -> object:
@@ -39,12 +44,23 @@ def unpacked(value: object) -> object:
 
 def read_messages(place: str, key: str, value: object) -> list[Message]:
     """Return a list of messages (or one) with `role` and `content`; further members are kept; raises BadRow."""
-    members = [value] if isinstance(value, dict) else value
+    members = as_list(value)
     if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
         raise BadRow(place, "wrong type", f"{key} must be text or a list of messages", shorten(value))
     if not members:
         raise BadRow(place, "no messages", f"{key} must hold at least one message", "an empty list")
     return [_read_message(place, key, member) for member in members]
+
+
+def as_list(value: object) -> object:
+    """Return one message as a list of it, and a struct of lists, as Arrow keeps a Sequence, as a list of structs."""
+    if not isinstance(value, dict):
+        return value
+    columns = {name: column for name, column in value.items() if isinstance(column, list)}
+    lengths = {len(column) for column in columns.values()}
+    if {"role", "from"} & columns.keys() and len(columns) == len(value) and len(lengths) == 1:
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [value]
 
 
 def read_tools(place: str, value: object) -> list[object] | None:
@@ -142,8 +158,10 @@ def _read_message(place: str, key: str, value: dict[str, object]) -> Message:
     message = {name: member for name, member in value.items() if member is not None}
     if "role" not in message and "from" in message:
         message = {{"from": "role", "value": "content"}.get(name, name): member for name, member in message.items()}
-    given = message.get("role")
-    role = ROLES.get(given) if isinstance(given, str) else None
+    if "content" not in message and isinstance(message.get("parts"), list):
+        message["content"] = message.pop("parts")
+    given = message.get("role", message.get("type"))
+    role = ROLES.get(given.strip().lower()) if isinstance(given, str) else None
     if role is None:
         rule = f"a message's role in {key} must be one of {', '.join(ROLES)}"
         raise BadRow(place, "role", rule, shorten(given))
@@ -157,7 +175,7 @@ def _read_message(place: str, key: str, value: dict[str, object]) -> Message:
     elif not isinstance(content, str):
         rule = f"a message's content in {key} must be text"
         raise BadRow(place, "message content", rule, shorten(value.get("content", value.get("value"))))
-    elif given == "function_call":
+    elif isinstance(given, str) and given.strip().lower() == "function_call":
         message["tool_calls"] = _tool_calls(place, content)
         message["content"] = ""
     return message
@@ -165,8 +183,14 @@ def _read_message(place: str, key: str, value: dict[str, object]) -> Message:
 
 def _joined_parts(parts: list[object]) -> str | None:
     """Return the text of content given in parts; None where a part is not text."""
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in parts]
+    texts = [_part_text(part) for part in parts]
     return "".join(text for text in texts if isinstance(text, str)) if all(isinstance(t, str) for t in texts) else None
+
+
+def _part_text(part: object) -> object:
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
+        return part.get("text", part.get("value"))
+    return part if isinstance(part, str) else None
 
 
 def _tool_calls(place: str, content: str) -> list[object]:

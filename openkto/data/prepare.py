@@ -7,8 +7,8 @@ import hashlib
 import json
 import logging
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,16 @@ import numpy as np
 import pyarrow as pa
 
 from openkto.data.cache import REPORT_FILE, ROWS_FILE
-from openkto.data.problems import BadRow, data_error, shorten
+from openkto.data.problems import BadRow, Findings, data_error, shorten
 from openkto.data.row import Row, RowSettings
 from openkto.data.rows import RowReader
 from openkto.data.sources import Source
 from openkto.data.tokenize import RowTokenizer, TokenizedRow
+from openkto.errors import DataError
 from openkto.limits import ROW_CHARACTERS, is_panic
 
 logger = logging.getLogger(__name__)
+Record = tuple[str, str, object]  # of which file, where, what
 
 BATCH_RECORDS = 1000
 BATCH_CHARACTERS = 20_000_000  # of long rows fewer are in memory together
@@ -52,11 +54,13 @@ class Prepared:
     rows_of_sources: list[int] = field(default_factory=list)  # rows written, a number for each source
     skipped: dict[str, int] = field(default_factory=dict)  # records left out, by kind
     first_skipped: dict[str, str] = field(default_factory=dict)  # the first of each kind
+    unlabelled: dict[str, int] = field(default_factory=dict)  # rows left out that are no bad ones, by reason
+    findings: list[str] = field(default_factory=list)  # what was recognised, by file
+    unread: list[str] = field(default_factory=list)  # the fields with values that nothing reads
     merged: int = 0
     template_differs: int = 0
     special_markup: int = 0
     notes: dict[str, int] = field(default_factory=dict)  # rows, by what was special about them
-    unread: list[str] = field(default_factory=list)  # the fields with values that nothing reads
 
 
 def load_prepared(folder: Path) -> Prepared:
@@ -84,6 +88,8 @@ class Preparation:
         self._counts = Prepared()
         self._skipped: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
+        self._unlabelled: Counter[str] = Counter()
+        self._findings = Findings()
         self._started = self._last_line = time.monotonic()
 
     def write(self, sources: list[Source], folder: Path) -> None:
@@ -95,74 +101,77 @@ class Preparation:
                 first_row += self._write_source(source, first_row, writer, is_last)
         rows = sum(self._counts.rows_of_sources)
         if rows == 0:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in self._skipped.items())
-            first = next(iter(self._counts.first_skipped.values()))
-            raise data_error(
-                ", ".join(source.name for source in sources),
-                "at least one row must be left",
-                f"bad rows alone ({kinds})",
-                f"The first: {first}",
-            )
+            raise self._nothing_left(", ".join(source.name for source in sources))
         self._counts.skipped, self._counts.notes = dict(self._skipped), dict(self._notes)
+        self._counts.unlabelled = dict(self._unlabelled)
+        self._counts.findings = self._findings.lines()
         (folder / REPORT_FILE).write_text(json.dumps(asdict(self._counts)), encoding="utf-8")
         seconds = time.monotonic() - self._started
         logger.info("tokenised %d rows in %.1f s (%.0f rows/s)", rows, seconds, rows / max(seconds, 1e-9))
 
+    def _nothing_left(self, name: str) -> DataError:
+        kinds = [f"{count} bad rows ({kind})" for kind, count in self._skipped.items()]
+        kinds += [f"{count} rows {reason}" for reason, count in self._unlabelled.items()]
+        first = next(iter(self._counts.first_skipped.values()), "")
+        cure = f"The first bad row: {first}" if first else "Name the field with the labels with --label_key."
+        return data_error(name, "at least one row must be left", ", ".join(kinds), cure)
+
     def _write_source(self, source: Source, first_row: int, writer: Any, is_last: bool) -> int:
         """Write a source's rows; return how many row numbers it takes, those beyond max_samples included."""
         template = self._tokenizer.template
-        reader = RowReader(self._settings, template.is_rendered if template.exists else None)
-        records = ((part.name, place, value) for part in source.parts for place, value in part.records())
+        records = source.records(self._findings)
+        taken = islice(records, self._max_samples)
+        ahead = _look_ahead(taken)
+        is_rendered = template.is_rendered if template.exists else None
+        reader = RowReader(self._settings, is_rendered, [value for _, _, value in ahead])
         batch: list[tuple[int, list[Row]]] = []
-        written = characters = 0
-        number = -1
-        for number, (file, place, value) in enumerate(islice(records, self._max_samples)):
+        written = number = characters = 0
+        for file, place, value in _in_order(ahead, taken):
             try:
                 rows = reader.read(place, file, value)
                 characters += sum(map(check_size, rows))
-                batch.append((number, rows))
+                # The rows of a pair stay together; each turn of a dialogue is good or bad by itself.
+                groups = [rows] if reader.is_pairs else [[row] for row in rows]
+                batch += [(first_row + number, group) for group in groups]
             except BadRow as bad:
                 # A row before this one may still turn out bad when it is tokenised, and the first is to be named.
                 if self._on_bad_rows == "error":
-                    self._write_batch(batch, reader.rows_per_record, first_row, writer)
+                    self._write_batch(batch, writer)
                 self._skip(bad)
-            if len(batch) == BATCH_RECORDS or characters > BATCH_CHARACTERS:
-                written += self._write_batch(batch, reader.rows_per_record, first_row, writer)
+            number += reader.rows_of(value)
+            if len(batch) >= BATCH_RECORDS or characters > BATCH_CHARACTERS:
+                written += self._write_batch(batch, writer)
                 batch, characters = [], 0
-        written += self._write_batch(batch, reader.rows_per_record, first_row, writer)
-        self._counts.rows_read += (number + 1) * reader.rows_per_record
+        written += self._write_batch(batch, writer)
+        self._counts.rows_read += number
         self._counts.rows_of_sources.append(written)
+        self._unlabelled += reader.left_out
+        if reader.note:
+            self._findings.add(source.name, reader.note)
         self._counts.unread += [name for name in reader.unread if name not in self._counts.unread]
         # The next source's row numbers follow this source's full size.
-        beyond = 0 if is_last else sum(1 for _ in records)
-        return (number + 1 + beyond) * reader.rows_per_record
+        return number + (0 if is_last else sum(reader.rows_of(value) for _, _, value in records))
 
-    def _write_batch(
-        self, batch: list[tuple[int, list[Row]]], rows_per_record: int, first_row: int, writer: Any
-    ) -> int:
-        rows = self._tokenize([row for _, record in batch for row in record])
-        numbers: list[int] = []
-        labels: list[bool] = []
-        weights: list[float] = []
-        kept: list[TokenizedRow] = []
-        for index, (number, record) in enumerate(batch):
-            tokenized = rows[index * rows_per_record : (index + 1) * rows_per_record]
-            good = [row for row in tokenized if isinstance(row, TokenizedRow)]
-            if len(good) < len(tokenized):
-                self._skip(next(row for row in tokenized if isinstance(row, BadRow)))
+    def _write_batch(self, batch: list[tuple[int, list[Row]]], writer: Any) -> int:
+        tokenized = iter(self._tokenize([row for _, group in batch for row in group]))
+        rows: list[tuple[int, Row, TokenizedRow]] = []
+        for number, group in batch:
+            results = list(islice(tokenized, len(group)))
+            bad = next((result for result in results if isinstance(result, BadRow)), None)
+            if bad is not None:
+                self._skip(bad)
                 continue
-            numbers += range(first_row + number * rows_per_record, first_row + (number + 1) * rows_per_record)
-            labels += [row.label for row in record]
-            weights += [row.weight for row in record]
-            kept += good
-        if kept:
+            good = [result for result in results if isinstance(result, TokenizedRow)]
+            rows += [(number + row.offset, row, tokens) for row, tokens in zip(group, good, strict=True)]
+        if rows:
+            kept = [tokens for _, _, tokens in rows]
             self._counts.merged += sum(row.is_merged for row in kept)
             self._counts.template_differs += sum(row.template_differs for row in kept)
             self._counts.special_markup += sum(row.has_special_markup for row in kept)
             self._notes.update(note for row in kept for note in row.notes)
-            writer.write_batch(_record_batch(numbers, labels, weights, kept))
-        self._say_progress(numbers)
-        return len(kept)
+            writer.write_batch(_record_batch(rows))
+            self._say_progress(rows[-1][0])
+        return len(rows)
 
     def _tokenize(self, rows: list[Row]) -> list[TokenizedRow | BadRow]:
         """Return each row's tokens, or what is wrong with it, also where the tokenizer's library panics."""
@@ -180,14 +189,31 @@ class Preparation:
         if self._on_bad_rows == "error":
             raise bad
         self._skipped[bad.kind] += 1
-        self._counts.first_skipped.setdefault(bad.kind, str(bad))
+        self._counts.first_skipped.setdefault(bad.kind, bad.when_skipped())
 
-    def _say_progress(self, numbers: list[int]) -> None:
+    def _say_progress(self, number: int) -> None:
         now = time.monotonic()
-        if numbers and now - self._last_line > SECONDS_BETWEEN_LINES:
+        if now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
-            rate = (numbers[-1] + 1) / (now - self._started)
-            logger.info("tokenising: at row %d (%.0f rows/s)", numbers[-1], rate)
+            logger.info("tokenising: at row %d (%.0f rows/s)", number, (number + 1) / (now - self._started))
+
+
+def _look_ahead(records: Iterator[Record]) -> deque[Record]:
+    """Take the records by whose fields a source's format is told, but no more of them than a batch may hold."""
+    ahead: deque[Record] = deque()
+    characters = 0
+    for record in islice(records, BATCH_RECORDS):
+        ahead.append(record)
+        characters += _characters(record[2])
+        if characters > BATCH_CHARACTERS:
+            break
+    return ahead
+
+
+def _in_order(ahead: deque[Record], records: Iterator[Record]) -> Iterator[Record]:
+    while ahead:
+        yield ahead.popleft()
+    yield from records
 
 
 def check_size(row: Row) -> int:
@@ -207,18 +233,16 @@ def _characters(value: object) -> int:
     return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
-def _record_batch(
-    numbers: list[int], labels: list[bool], weights: list[float], rows: list[TokenizedRow]
-) -> pa.RecordBatch:
+def _record_batch(rows: list[tuple[int, Row, TokenizedRow]]) -> pa.RecordBatch:
     columns = [
-        numbers,
-        [row.prompt_ids for row in rows],
-        [row.completion_ids for row in rows],
-        [row.completion_mask for row in rows],
-        labels,
-        weights,
-        [_digest(row.prompt_ids) for row in rows],
-        [_digest(row.completion_ids) for row in rows],
+        [number for number, _, _ in rows],
+        [tokens.prompt_ids for _, _, tokens in rows],
+        [tokens.completion_ids for _, _, tokens in rows],
+        [tokens.completion_mask for _, _, tokens in rows],
+        [row.label for _, row, _ in rows],
+        [row.weight for _, row, _ in rows],
+        [_digest(tokens.prompt_ids) for _, _, tokens in rows],
+        [_digest(tokens.completion_ids) for _, _, tokens in rows],
     ]
     arrays = [pa.array(values, type=column.type) for values, column in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

@@ -1,10 +1,11 @@
-"""How the data layer speaks of what is wrong: one sentence, "place: rule; got value. Cure."."""
+"""How the data layer speaks of what is wrong, "place: rule; got value. Cure.", and of what it recognised."""
 
 import reprlib
 
 from openkto.errors import DataError
 
-FIX_ROW = "Fix the row, or pass --on_bad_rows skip to leave such rows out."
+OR_SKIP = ", or pass --on_bad_rows skip to leave such rows out."
+FIX_ROW = "Fix the row" + OR_SKIP
 
 # Values come from users' files: a megabyte of text or a thousand levels of nesting must not reach the sentence.
 _REPR = reprlib.Repr()
@@ -30,6 +31,28 @@ class BadRow(DataError):
     def __init__(self, place: str, kind: str, rule: str, got: str, cure: str = FIX_ROW) -> None:
         super().__init__(_sentence(place, rule, got, cure))
         self.kind = kind
+
+    def when_skipped(self) -> str:
+        """Return the sentence without the advice to skip such rows, which was taken."""
+        return str(self).replace(OR_SKIP, ".")
+
+
+class Findings:
+    """What readers recognised and left out, a line each, with the first of the places and how many more there are."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[str, int]] = {}
+
+    def add(self, place: str, text: str) -> None:
+        first, count = self._places.get(text, (place, 0))
+        self._places[text] = first, count + 1
+
+    def lines(self) -> list[str]:
+        """Return the lines, in the order of their first places."""
+        return [
+            f"{first}{f' and {count - 1} more' if count > 1 else ''}: {text}"
+            for text, (first, count) in self._places.items()
+        ]
 
 
 def _sentence(place: str, rule: str, got: str, cure: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from openkto.data.fields import find
 from openkto.data.messages import (
     Message,
     assistant,
@@ -19,7 +20,10 @@ from openkto.data.weights import read_weight
 
 @dataclass(frozen=True)
 class Row:
-    """One labelled completion. Prompt and completion are both text, or both message lists."""
+    """One labelled completion. Prompt and completion are both text, or both message lists.
+
+    `offset` is its place among the rows of its record: 0 for chosen, 1 for rejected, i for the i-th labelled turn.
+    """
 
     place: str
     prompt: str | list[Message]
@@ -29,6 +33,7 @@ class Row:
     weight: float = 1.0
     template_kwargs: dict[str, object] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class RowSettings:
     apply_chat_template: bool | None = None  # None: where there is a template and no input_template
     weight_key: str | None = None
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    label_map: dict[str, bool | None] | None = None
+    label_threshold: tuple[float, ...] = ()
 
 
 class RowMaker:
@@ -193,12 +200,16 @@ def _check_not_empty(place: str, completion: object) -> None:
 
 
 def read_field(place: str, record: dict[str, object], key: str, is_null_allowed: bool = False) -> object:
-    """Return a field's value; raises BadRow where it is missing, or null without leave."""
-    if key not in record:
+    """Return the value at a path, text that is the JSON of messages unpacked; raises BadRow."""
+    values = find(record, key)
+    if not values:
         raise BadRow(place, "missing field", f"must have the field {key}", f"the fields {field_names(record)}")
-    if record[key] is None and not is_null_allowed:
+    if len(values) > 1:
+        cure = "Name one with --input_key and --output_key, with a name for each *."
+        raise BadRow(place, "several values", f"{key} must be one value", f"{len(values)}", cure)
+    if values[0] is None and not is_null_allowed:
         raise BadRow(place, "null", f"{key} must have a value", "null")
-    return unpacked(record[key])
+    return unpacked(values[0])
 
 
 def field_names(record: dict[str, object]) -> str:

@@ -15,14 +15,17 @@ from typing import Any
 
 import datasets
 
-from openkto.data.problems import data_error, shorten
-from openkto.data.readers import BATCH_ROWS, READERS, Records, read_batches
+from openkto.data.arrow_files import BATCH_ROWS, read_batches
+from openkto.data.json_files import Records
+from openkto.data.problems import Findings, data_error, shorten
+from openkto.data.readers import READERS, TEXT_CONTAINERS, read_file
+from openkto.data.text_files import COMPRESSIONS, DataFile
 from openkto.files import blocks
 from openkto.limits import kind_of_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 GLOB_CHARACTERS = set("*?[")
-SUFFIXES = ", ".join(READERS)
+SUFFIXES = f"{', '.join(READERS)}; text files also with {', '.join(COMPRESSIONS)} behind"
 
 
 @dataclass(frozen=True)
@@ -30,31 +33,27 @@ class Part:
     """One file of a source (or what stands for one): labels keep one convention within it."""
 
     name: str
-    path: Path | None = None
+    file: DataFile | None = None
+    folder: Path | None = None  # where save_to_disk wrote the dataset
     dataset: Any = None
     rows: Sequence[object] = ()
 
-    def records(self) -> Records:
-        """Yield (place, record); raises DataError where there is not a single one."""
-        place = None
-        for place, value in self._read():
-            yield place, value
-        if place is None:
-            raise data_error(self.name, "must hold at least one row", "none", "Give it rows, or leave it out.")
-
-    def _read(self) -> Records:
+    def records(self, findings: Findings) -> Records:
+        """Yield (place, record), and note what was recognised on the way."""
         if self.dataset is not None:
             tables = self.dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
-            return read_batches(self.name, "Arrow", tables)
-        if self.path is not None:
-            return READERS[self.path.suffix.lower()](self.path)
+            return read_batches(self.name, "Arrow", tables, findings)
+        if self.file is not None:
+            return read_file(self.file, findings)
         return ((f"{self.name}:row {number}", row) for number, row in enumerate(self.rows))
 
     def content(self) -> Iterator[bytes]:
         """Yield what the records depend on, for the cache's key."""
-        if self.path is not None:
-            files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
-            for file in files:
+        if self.file is not None:
+            yield (self.file.container + self.file.compression).encode()
+            yield from blocks(self.file.path)
+        elif self.folder is not None:
+            for file in sorted(self.folder.rglob("*")):
                 if file.is_file():
                     yield file.suffix.lower().encode()
                     yield from blocks(file)
@@ -71,6 +70,19 @@ class Source:
 
     name: str
     parts: tuple[Part, ...]
+
+    def records(self, findings: Findings) -> Iterator[tuple[str, str, object]]:
+        """Yield (file, place, record); raises DataError where there is not a single one. An empty shard is noted."""
+        is_empty = True
+        for part in self.parts:
+            place = None
+            for place, value in part.records(findings):
+                yield part.name, place, value
+            if place is None and len(self.parts) > 1:
+                findings.add(part.name, "the file holds no rows")
+            is_empty &= place is None
+        if is_empty:
+            raise data_error(self.name, "must hold at least one row", "none", "Give it rows, or leave it out.")
 
     def digest(self) -> str:
         """Return the sha256 of the content; equal for equal data wherever it lies."""
@@ -110,16 +122,16 @@ def find_source(item: str | Path, split: str) -> Source:
         if not found:
             raise data_error(name, "must match at least one file", "no match", "Correct the pattern.")
         return Source(name, tuple(_file(match) for match in found))
-    if path.suffix.lower() in READERS or not HUB_NAME.fullmatch(name):
+    if DataFile(path, name).container in READERS or not HUB_NAME.fullmatch(name):
         raise _missing(path, name)
     return Source(name, (_hub(name, split),))
 
 
-def _file(path: Path) -> Part:
-    if path.suffix.lower() not in READERS:
-        raise data_error(
-            str(path), f"a data file's name must end in one of {SUFFIXES}", shorten(path.suffix), "Convert the file."
-        )
+def _file(path: Path, name: str = "") -> Part:
+    file = DataFile(path, name or str(path))
+    if file.container not in READERS or (file.compression and file.container not in TEXT_CONTAINERS):
+        got = shorten(file.container + file.compression)
+        raise data_error(file.name, f"a data file's name must end in one of {SUFFIXES}", got, "Convert the file.")
     try:
         kind = kind_of_file(path)
         if kind is not None:
@@ -129,7 +141,7 @@ def _file(path: Path) -> Part:
         raise data_error(
             str(path), "must be readable", error.strerror or "an error", "Check its permissions."
         ) from None
-    return Part(str(path), path=path)
+    return Part(file.name, file=file)
 
 
 def _missing(path: Path, name: str) -> Exception:
@@ -158,8 +170,8 @@ def _folder(path: Path, name: str, split: str) -> Part:
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise _no_split(name, split, list(loaded))
-        return Part(name, path=path / split, dataset=loaded[split])
-    return Part(name, path=path, dataset=loaded)
+        return Part(name, folder=path / split, dataset=loaded[split])
+    return Part(name, folder=path, dataset=loaded)
 
 
 def _hub(name: str, split: str) -> Part:

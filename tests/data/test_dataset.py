@@ -175,15 +175,16 @@ def test_a_bad_first_row_does_not_hide_the_format(write_lines):
     path = write_lines(["{broken", {"nothing": 1}, *pairs(2)])
     dataset = make(path, on_bad_rows="skip")
     assert dataset.rows.tolist() == [4, 5, 6, 7]
-    assert dataset.report.skipped == {"broken JSON": 1, "unknown format": 1}
+    assert dataset.report.skipped == {"broken JSON": 1, "missing field": 1}
 
 
 def test_nothing_left_is_an_error_that_names_the_first(write_lines):
     path = write_lines(["{broken", {"prompt": "x", "completion": "", "label": True}])
     assert error_of(path, on_bad_rows="skip").startswith(
-        f"{path}: at least one row must be left; got bad rows alone (1 broken JSON, 1 empty completion)."
-        f" The first: {path}:1: must be one JSON object"
+        f"{path}: at least one row must be left; got 1 bad rows (broken JSON), 1 bad rows (empty completion)."
+        f" The first bad row: {path}:1: must be one JSON object"
     )
+    assert "--on_bad_rows" not in error_of(path, on_bad_rows="skip")
 
 
 def test_a_wrong_encoding_is_an_error_also_with_skip(tmp_path):
@@ -256,7 +257,8 @@ def test_length_is_in_tokens():
 
 def test_no_row_that_fits_is_an_error():
     assert error_of(LONG[3:], max_len=8) == (
-        "rows: at least one row must fit max_len 8 with --truncation completion; got none."
+        "rows: at least one row must fit max_len 8 with --truncation completion; got none of 1 rows:"
+        " the shortest has 10 tokens, the median 10, and the shortest prompt 8."
         " Raise --max_len, or change --truncation."
     )
 

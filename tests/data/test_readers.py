@@ -8,15 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from openkto.data.problems import BadRow, data_error
-from openkto.data.readers import READERS
+from openkto.data.problems import BadRow, Findings, data_error
+from openkto.data.readers import read_file
+from openkto.data.text_files import DataFile
 from openkto.errors import DataError
 
 ROWS = [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "ü", "completion": "d\ne", "label": False}]
 
 
 def read(path: Path) -> list[tuple[str, object]]:
-    return list(READERS[path.suffix](path))
+    return list(read_file(DataFile(path, str(path)), Findings()))
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -115,7 +116,8 @@ def test_a_broken_line_is_one_bad_row_and_reading_goes_on(tmp_path, line, says):
     message = str(records[1][1])
     assert message.startswith(f"{path}:2: must be one JSON object (")
     assert says in message
-    assert message.endswith("Fix the row, or pass --on_bad_rows skip to leave such rows out.")
+    assert message.endswith(", or pass --on_bad_rows skip to leave such rows out.")
+    assert ("This is Python's notation: write rows with json.dumps" in message) == line.startswith("{'")
     assert len(message) < 400
 
 
@@ -158,7 +160,7 @@ def test_a_broken_array_is_an_error_at_its_line(tmp_path, content, line, says):
     ("content", "says"),
     [
         ("a,a\n1,2", ":1: the first line must name each column once; got ['a', 'a']. Name the columns."),
-        ("a,\n1,2", ":1: the first line must name each column once; got ['a', '']. Name the columns."),
+        (",\n1,2", ":1: the first line must name each column once; got ['', '']. Name the columns."),
         ('a\n1\n"2\n3', ":3: must be CSV (unexpected end of data); got a line that is not."),
         ('a\n"1"2\n', ":2: must be CSV (',' expected after '\"'); got a line that is not."),
     ],
@@ -193,5 +195,5 @@ def test_a_sentence_has_no_doubled_full_stop(tmp_path):
 
 def test_reading_leaves_the_recursion_limit_alone(tmp_path):
     limit = sys.getrecursionlimit()
-    read(write(tmp_path / "a.jsonl", "[" * 10_000))
+    error_of(write(tmp_path / "a.jsonl", "[" * 100_000))
     assert sys.getrecursionlimit() == limit

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from openkto.data.implicit_prompt import implicit_prompt
 from openkto.data.problems import BadRow
-from openkto.data.rows import Row, RowReader, RowSettings, implicit_prompt
+from openkto.data.row import Row, RowSettings
+from openkto.data.rows import RowReader
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"role": "assistant", "content": "hello"}
@@ -181,7 +183,8 @@ CHAT = {"prompt": [USER], "completion": [ANSWER], "label": True}
     [
         ("text", "a record must be an object with named fields; got 'text'."),
         ({"prompt": "a", "label": True}, "must have the field completion; got the fields 'prompt', 'label'."),
-        ({}, "must have the field prompt; got the fields none."),
+        ({}, "must have the field label; got the fields none."),
+        ({"label": True}, "must have the field prompt; got the fields 'label'."),
         ({"prompt": "a", "completion": "b"}, "must have the field label; got the fields 'prompt', 'completion'."),
         ({**GOOD, "prompt": None}, "prompt must have a value; got null."),
         ({**GOOD, "completion": None}, "completion must have a value; got null."),
@@ -257,8 +260,10 @@ def test_an_unknown_format_lists_what_was_found_and_what_is_known():
     assert error_of({"question": "a", "score": 3}) == (
         "f:0: a record must have one of the known formats (prompt + completion + label;"
         " messages or conversations + label or kto_tag; prompt + chosen + rejected;"
-        " conversations + chosen + rejected; chosen + rejected); got the fields 'question', 'score'."
-        " Name the fields with --input_key, --output_key and --label_key."
+        " conversations + chosen + rejected; chosen + rejected; the exports in"
+        " docs/feedback_tools.md); got the fields 'question', 'score'."
+        " Name the fields with --input_key, --output_key and --label_key, likely --input_key question"
+        " --label_key score."
     )
 
 
@@ -270,7 +275,7 @@ def test_a_key_that_is_not_there_is_named():
 
 
 def test_the_first_record_s_format_holds_for_the_source():
-    record = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    record = {"prompt": "a", "chosen": "b", "rejected": "c", "label": True}
     assert "must have the field completion" in error_of(GOOD, record)
 
 

@@ -5,6 +5,7 @@ import json
 import datasets
 import pytest
 
+from openkto.data.problems import Findings
 from openkto.data.sources import find_source, find_sources
 from openkto.errors import DataError
 
@@ -12,7 +13,7 @@ ROWS = [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "c", "comp
 
 
 def places(source) -> list[str]:
-    return [place for part in source.parts for place, _ in part.records()]
+    return [place for _, place, _ in source.records(Findings())]
 
 
 def error_of(item, split="train") -> str:
@@ -30,7 +31,7 @@ def test_a_glob_is_sorted_by_name(tmp_path, write_lines):
 def test_a_save_to_disk_folder_is_read(tmp_path):
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
     source = find_source(tmp_path / "saved", "train")
-    assert [value for part in source.parts for _, value in part.records()] == ROWS
+    assert [value for _, _, value in source.records(Findings())] == ROWS
     assert places(source) == [f"{tmp_path}/saved:row 0", f"{tmp_path}/saved:row 1"]
 
 
@@ -81,8 +82,8 @@ def test_a_pattern_without_a_match_is_an_error(tmp_path):
 def test_an_unknown_suffix_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     assert error_of(tmp_path / "a.txt") == (
-        f"{tmp_path}/a.txt: a data file's name must end in one of .jsonl, .ndjson, .json, .csv, .parquet, .arrow;"
-        " got '.txt'. Convert the file."
+        f"{tmp_path}/a.txt: a data file's name must end in one of .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow;"
+        " text files also with .gz, .bz2, .xz, .zst behind; got '.txt'. Convert the file."
     )
 
 

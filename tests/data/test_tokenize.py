@@ -5,7 +5,7 @@ from transformers import ByT5Tokenizer
 
 from openkto.data.messages import Message
 from openkto.data.problems import BadRow
-from openkto.data.rows import Row
+from openkto.data.row import Row
 from openkto.data.tokenize import RowTokenizer, TokenizedRow, choose_pad_token
 from openkto.errors import DataError
 from tests.tokenizers_for_tests import BOS, CHAT_TEMPLATE, END, EOS, byte_tokenizer, metaspace_tokenizer
