@@ -190,6 +190,13 @@ def _check_data(data: DataConfig, place: Place) -> None:
     template_kwargs(place("chat_template_kwargs"), data.chat_template_kwargs)
     if data.template_date is not None and not _is_day(data.template_date):
         _fail(place("template_date"), "must be a day, YYYY-MM-DD", repr(data.template_date), "Correct it.")
+    label_meanings(place("label_map"), data.label_map)
+    threshold = data.label_threshold or []
+    if len(threshold) > 2 or len(set(threshold)) < len(threshold):
+        got = " ".join(f"{number:g}" for number in threshold)
+        _fail(place("label_threshold"), "must be one number, or two that differ", got, "Give the scores.")
+    if data.label_map and threshold:
+        _fail(place("label_threshold"), "cannot go with --label_map, which reads labels too", "both", "Leave one out.")
     known = {"--label_key": data.label_key, "--input_key": data.input_key, "--output_key": data.output_key}
     for flag, key in known.items():
         if data.weight_key is not None and data.weight_key == key:
@@ -220,6 +227,18 @@ def template_kwargs(place: str, text: str | None) -> dict[str, object]:
     if reserved:
         _fail(place, "must name arguments that only the chat template knows", repr(reserved[0]), "Leave that one out.")
     return value
+
+
+def label_meanings(place: str, items: list[str]) -> dict[str, bool | None] | None:
+    """Return what --label_map says of each value, None for one to leave out; raises ConfigError."""
+    meanings = {"true": True, "false": False, "none": None}
+    found: dict[str, bool | None] = {}
+    for item in items:
+        value, equals, meaning = item.rpartition("=")
+        if not equals or meaning.strip().lower() not in meanings or value.strip() in found:
+            _fail(place, "must be VALUE=true, VALUE=false or VALUE=none, each value once", repr(item), "Correct it.")
+        found[value.strip()] = meanings[meaning.strip().lower()]
+    return found or None
 
 
 def check_template(place: str, template: str | None, apply_chat_template: bool | None) -> None:

@@ -187,13 +187,37 @@ class DataConfig:
         [], "evaluation sets, each PATH or NAME=PATH; a set is named after its file otherwise", default_text="none"
     )
     dataset_split: str = option("train", "the split of --dataset")
+    dataset_config: str | None = option(
+        None,
+        "the subset of datasets on the Hub that have several; NAME:SUBSET names it for one",
+        default_text="its own",
+    )
+    dataset_revision: str | None = option(
+        None, "the commit, tag or branch of datasets on the Hub", default_text="the newest"
+    )
     eval_split: str = option("test", "the split of --eval_dataset")
     max_samples: int = option(1000000, "use the first rows of each source, at most", "rows", at_least=1, below=LARGE)
     input_key: str | None = option(
         None, "the field with the prompt", default_text="recognised from the row", openrlhf="input"
     )
     output_key: str | None = option(None, "the field with the completion", default_text="recognised from the row")
-    label_key: str = option("label", "the field with the label: true is desirable")
+    label_key: str = option(
+        "label",
+        "the field with the label: true is desirable. A path with dots, as scores.0.value, goes into nested fields, "
+        "as those of --input_key and --output_key do; in a dialogue it may name a field of the messages",
+    )
+    label_map: list[str] = option(  # noqa: RUF009 (a plain field)
+        [],
+        "what labels mean, as VALUE=true, VALUE=false, or VALUE=none to leave such rows out; no other value is taken "
+        "then",
+        default_text="true/false, 1/0, 1/-1 and usual words",
+    )
+    label_threshold: list[float] | None = option(  # noqa: RUF009 (a plain field)
+        None,
+        "reads scores as labels: of one number, desirable from it and undesirable below it; of two, desirable from the "
+        "larger, undesirable up to the smaller, and what is between is left out and counted",
+        default_text="labels are no scores",
+    )
     weight_key: str | None = option(
         None, "the field with a row's own weight, a number of at least 0", default_text="every row weighs 1"
     )

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from openkto.checks import template_kwargs
+from openkto.checks import label_meanings, template_kwargs
 from openkto.commands.same_run import check_same_rows
 from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig, eval_sets
 from openkto.data.balance import describe_balance, resolve_weights
@@ -57,6 +57,10 @@ def _read(
         input_key=data.input_key,
         output_key=data.output_key,
         label_key=data.label_key,
+        label_map=label_meanings("--label_map", data.label_map),
+        label_threshold=data.label_threshold or (),
+        subset=data.dataset_config,
+        revision=data.dataset_revision,
         input_template=data.input_template,
         apply_chat_template=data.apply_chat_template,
         template_date=data.template_date,

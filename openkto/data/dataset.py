@@ -66,6 +66,8 @@ class UnpairedPreferenceDataset:
         max_len: tokens of prompt and completion together; stored ids are uncut, `cut` cuts them.
         dataset_probs: how often each source is drawn; None puts them one after the other.
         split: the split of a hub dataset or of a folder with several.
+        subset: of a hub dataset with several; NAME:SUBSET names it, too.
+        revision: the commit, tag or branch of hub datasets.
         max_samples: records read from each source, from its start.
         cache_dir: where tokenised rows are kept; None is $OPENKTO_CACHE or ~/.cache/openkto.
         seed: of the mixing.
@@ -105,6 +107,8 @@ class UnpairedPreferenceDataset:
         template_date: str | None = None,
         label_map: dict[str, bool | None] | None = None,
         label_threshold: Sequence[float] = (),
+        subset: str | None = None,
+        revision: str | None = None,
     ) -> None:
         settings = RowSettings(
             input_key,
@@ -132,7 +136,7 @@ class UnpairedPreferenceDataset:
         self.pad_token_id, pad_name = choose_pad_token(tokenizer)
         if pad_name != "pad_token":
             logger.info("the tokenizer has no pad token: %s (id %d) pads", pad_name, self.pad_token_id)
-        sources = find_sources(source, split)
+        sources = find_sources(source, split, subset, revision)
         self.name = ", ".join(found.name for found in sources)
         if dataset_probs is not None and len(dataset_probs) != len(sources):
             raise ConfigError(

@@ -16,6 +16,7 @@ from typing import Any
 import datasets
 
 from openkto.data.arrow_files import BATCH_ROWS, read_batches
+from openkto.data.hub_folder import files_of_split
 from openkto.data.json_files import Records
 from openkto.data.problems import Findings, data_error, shorten
 from openkto.data.readers import READERS, TEXT_CONTAINERS, read_file
@@ -23,7 +24,8 @@ from openkto.data.text_files import COMPRESSIONS, DataFile
 from openkto.files import blocks
 from openkto.limits import kind_of_file
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::([\w.-]+))?")  # owner/name, or owner/name:subset
+URL = re.compile(r"\w+://")
 GLOB_CHARACTERS = set("*?[")
 SUFFIXES = f"{', '.join(READERS)}; text files also with {', '.join(COMPRESSIONS)} behind"
 
@@ -95,26 +97,28 @@ class Source:
         return total.hexdigest()
 
 
-def find_sources(source: str | Path | Sequence[object], split: str) -> list[Source]:
+def find_sources(
+    source: str | Path | Sequence[object], split: str, subset: str | None = None, revision: str | None = None
+) -> list[Source]:
     """Return the sources that a path, a list of paths or a list of rows (dicts) names.
 
     Raises DataError where nothing is there, naming the nearest thing that is.
     """
     if isinstance(source, (str, Path)):
-        return [find_source(source, split)]
+        return [find_source(source, split, subset, revision)]
     if not source:
         raise data_error("dataset", "must name at least one file", "none", "Pass --dataset FILE.")
     if all(isinstance(item, (str, Path)) for item in source):
-        return [find_source(str(item), split) for item in source]
+        return [find_source(str(item), split, subset, revision) for item in source]
     return [Source("rows", (Part("rows", rows=source),))]
 
 
-def find_source(item: str | Path, split: str) -> Source:
+def find_source(item: str | Path, split: str, subset: str | None = None, revision: str | None = None) -> Source:
     """Return the one source that a path, glob, `save_to_disk` folder or hub name stands for."""
     name = str(item)
     path = Path(name).expanduser()
     if path.is_dir():
-        return Source(name, (_folder(path, name, split),))
+        return Source(name, _folder(path, name, split, subset))
     if path.exists():
         return Source(name, (_file(path),))
     if GLOB_CHARACTERS & set(name):
@@ -122,9 +126,13 @@ def find_source(item: str | Path, split: str) -> Source:
         if not found:
             raise data_error(name, "must match at least one file", "no match", "Correct the pattern.")
         return Source(name, tuple(_file(match) for match in found))
-    if DataFile(path, name).container in READERS or not HUB_NAME.fullmatch(name):
+    if URL.match(name):
+        cure = "Download it and pass the file; a dataset on the Hub is named as owner/name."
+        raise data_error(name, "must be on this machine, or a dataset on the Hub", "an address", cure)
+    hub = HUB_NAME.fullmatch(name)
+    if DataFile(path, name).container in READERS or hub is None:
         raise _missing(path, name)
-    return Source(name, (_hub(name, split),))
+    return Source(name, (_hub(name, hub[1], split, hub[2] or subset, revision),))
 
 
 def _file(path: Path, name: str = "") -> Part:
@@ -155,11 +163,15 @@ def _missing(path: Path, name: str) -> Exception:
     return data_error(name, "must be an existing file", "no such file", cure)
 
 
-def _folder(path: Path, name: str, split: str) -> Part:
+def _folder(path: Path, name: str, split: str, subset: str | None) -> tuple[Part, ...]:
     if not (path / "dataset_info.json").is_file() and not (path / "dataset_dict.json").is_file():
-        kinds = sorted({f"*{entry.suffix}" for entry in path.iterdir() if entry.suffix.lower() in READERS})
-        cure = f"Pass {path / kinds[0]} to read its files." if kinds else f"Pass a file ({SUFFIXES})."
-        raise data_error(name, "a folder must have been written by datasets' save_to_disk", "another folder", cure)
+        found = [
+            file for file in files_of_split(path, name, split, subset) if DataFile(file, file.name).container in READERS
+        ]
+        if not found:
+            rule = "a folder must hold data files, or have been written by datasets' save_to_disk"
+            raise data_error(name, rule, "neither", f"Pass a file ({SUFFIXES}).")
+        return tuple(_file(file) for file in found)
     # The library raises whatever its parts raise (JSON, Arrow, missing files), so the list of types is open.
     try:
         loaded = datasets.load_from_disk(str(path))
@@ -170,20 +182,20 @@ def _folder(path: Path, name: str, split: str) -> Part:
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise _no_split(name, split, list(loaded))
-        return Part(name, folder=path / split, dataset=loaded[split])
-    return Part(name, folder=path, dataset=loaded)
+        return (Part(name, folder=path / split, dataset=loaded[split]),)
+    return (Part(name, folder=path, dataset=loaded),)
 
 
-def _hub(name: str, split: str) -> Part:
+def _hub(name: str, repository: str, split: str, subset: str | None, revision: str | None) -> Part:
     # A failed download has as many exception types as there are layers below; all mean the same to the user.
     try:
-        loaded = datasets.load_dataset(name, split=split)
+        loaded = datasets.load_dataset(repository, subset, split=split, revision=revision)
     except Exception as error:
         raise data_error(
             name,
             f"must be an existing file or a dataset on the hub with a split {split!r}",
             f"{type(error).__name__}: {_first_line(error)}",
-            "Correct the name, or pass a local file.",
+            "Correct the name, or --dataset_config for the subset, or pass a local file.",
         ) from None
     return Part(name, dataset=loaded)
 

@@ -65,3 +65,46 @@ def test_one_convention_may_be_spelt_in_several_ways(values):
     reader = LabelReader()
     for value in values:
         reader.read("f:0", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("Thumbs Up", True), ("thumbs-down", False), ("thumbsUp", True), ("\U0001f44d\U0001f3fd", True),
+        ("\U0001f44e\ufe0f", False), ("upvote", True), ("Downvoted", False), ("accepted", True), ("incorrect", False),
+        ("Y", True), ("n", False), ("t", True), ("f", False),
+    ],
+)  # fmt: skip
+def test_words_are_compared_without_case_marks_and_skin_tones(value, expected):
+    assert LabelReader().read("f:1", value) is expected
+
+
+def test_a_map_says_what_values_mean_and_nothing_else_does():
+    reader = LabelReader({"works well": True, "1": False, "null": None})
+    assert [reader.read("f:1", value) for value in (" Works Well", 1, 1.0, "1", None)] == [
+        True,
+        False,
+        False,
+        False,
+        None,
+    ]
+    with pytest.raises(BadRow, match=r"label must be one that --label_map names \(works well, 1, null\); got 'good'"):
+        reader.read("f:2", "good")
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [((4,), [False, False, False, True, True]), ((4, 2), [False, False, None, True, True]), ((2, 4), [False, False, None, True, True])],
+)  # fmt: skip
+def test_a_threshold_reads_scores(threshold, expected):
+    reader = LabelReader(threshold=threshold)
+    assert [reader.read("f:1", score) for score in (1, "2", 3.0, "4.0", 5)] == expected
+    assert reader.read("f:1", None) is None
+    for value in (True, "good", float("nan")):
+        with pytest.raises(BadRow, match="label must be a number to be read by --label_threshold"):
+            reader.read("f:1", value)
+
+
+def test_a_score_without_a_threshold_names_the_flag():
+    with pytest.raises(BadRow, match="Read scores with --label_threshold"):
+        LabelReader().read("f:1", 5)

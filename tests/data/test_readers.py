@@ -1,15 +1,21 @@
 """Reading files: every container gives the same records, and every damage one sentence with its place."""
 
+import bz2
+import gzip
 import json
+import lzma
 import sys
+import tracemalloc
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from openkto.data.problems import BadRow, Findings, data_error
 from openkto.data.readers import read_file
+from openkto.data.sources import find_source
 from openkto.data.text_files import DataFile
 from openkto.errors import DataError
 
@@ -197,3 +203,104 @@ def test_reading_leaves_the_recursion_limit_alone(tmp_path):
     limit = sys.getrecursionlimit()
     error_of(write(tmp_path / "a.jsonl", "[" * 100_000))
     assert sys.getrecursionlimit() == limit
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "places"),
+    [
+        ("array.jsonl", json.dumps(ROWS, indent=2), [2, 7]),
+        ("array.jsonl", json.dumps(ROWS), [1, 1]),
+        ("pretty.jsonl", "\n".join(json.dumps(row, indent=2) for row in ROWS), [1, 6]),
+        ("pretty.json", "".join(json.dumps(row, indent=2) for row in ROWS), [1, 5]),
+        ("wrapper.json", json.dumps({"version": 1, "data": ROWS, "total": [2]}, indent=1), [4, 9]),
+        ("wrapper.json", json.dumps({"rows": ROWS}), [1, 1]),
+    ],
+)
+def test_json_is_read_in_the_forms_that_people_have(tmp_path, name, content, places):
+    path = write(tmp_path / name, content)
+    assert read(path) == [(f"{path}:{line}", row) for line, row in zip(places, ROWS, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{\n "a": 1\n}\n{\n "a": }\n', ":5: an object must be JSON (Expecting value"),
+        ('{"data": [\n{"a": 1}\n', ":3: a comma or ] must follow an element of the array; got the end of the file"),
+        ('{"data": [\n{"a": 1}\n] 3', ":3: a comma or } must follow the list of rows; got '3'"),
+        ('{"data": [\n{"a": 1}\n]}\n{}', ":4: nothing may follow the object that holds the rows; got '{}'"),
+    ],
+)
+def test_a_broken_form_is_an_error_at_its_line(tmp_path, content, says):
+    path = write(tmp_path / "a.json", content)
+    assert error_of(path).startswith(str(path) + says)
+
+
+def test_a_line_that_was_cut_is_a_bad_row_and_no_other_form(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"a": "x\n{"a": 1}\n')
+    assert [isinstance(value, BadRow) for _, value in read(path)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "finding"),
+    [
+        ("a.csv", ",x,y\n0,1,2\n", "a column without a name is left out"),
+        ("a.csv", "x;y\n1;2\n", "its cells are separated by semicolons"),
+        ("a.csv", "sep=;\nx;y\n1;2\n", None),
+        ("a.csv", "\n x ,\"y\" \n1,2\n", None),
+        ("a.tsv", "x\ty\n1\t2\n", None),
+        ("a.csv", "x|y\n1|2\n", "its cells are separated by bars"),
+    ],
+)  # fmt: skip
+def test_csv_is_read_in_the_forms_that_people_have(tmp_path, name, content, finding):
+    path, findings = write(tmp_path / name, content), Findings()
+    rows = list(read_file(DataFile(path, str(path)), findings))
+    assert [row for _, row in rows] == [{"x": "1", "y": "2"}]
+    assert rows[0][0] == f"{path}:{content.count(chr(10))}"
+    assert findings.lines() == ([f"{path}: {finding}"] if finding else [])
+
+
+def test_quotes_that_are_escaped_by_backslashes_are_named(tmp_path):
+    path = write(tmp_path / "a.csv", 'x,y\n1,"a \\"b\\" c"\n')
+    assert "Write a quote inside quotes twice" in error_of(path)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_compressed_text_is_read_and_a_cut_file_is_one_sentence(tmp_path, suffix):
+    content = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    packed = pack[suffix](content) if suffix in pack else pa.Codec("zstd").compress(content, asbytes=True)
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(packed)
+    assert read(path) == [(f"{path}:1", ROWS[0]), (f"{path}:2", ROWS[1])]
+    path.write_bytes(packed[:-10])
+    assert f": must be a whole {suffix} file; got " in error_of(path)
+
+
+@pytest.mark.parametrize("container", ["parquet", "arrow", "folder"])
+def test_class_labels_are_read_by_their_names(tmp_path, container):
+    label = datasets.Features({"x": datasets.Value("string"), "label": datasets.ClassLabel(names=["yes", "no"])})
+    rows = datasets.Dataset.from_dict({"x": ["a", "b", "c"], "label": [0, 1, -1]}, features=label)
+    findings = Findings()
+    if container == "folder":
+        rows.save_to_disk(str(tmp_path / "saved"))
+        read_rows = [value for _, _, value in find_source(tmp_path / "saved", "train").records(findings)]
+    else:
+        path = tmp_path / f"a.{container}"
+        if container == "parquet":
+            rows.to_parquet(str(path))
+        else:
+            with pa.ipc.new_file(str(path), rows.data.table.schema) as writer:
+                writer.write_table(rows.data.table)
+        read_rows = [value for _, value in read_file(DataFile(path, str(path)), findings)]
+    assert [row["label"] for row in read_rows] == ["yes", "no", None]
+    assert "the classes of label are read by their names, yes, no" in findings.lines()[0]
+
+
+def test_an_array_is_read_as_it_is_needed(tmp_path):
+    elements = (json.dumps({"n": n, "t": "x" * 1000}) for n in range(5000))
+    path = write(tmp_path / "a.json", "[\n" + ",\n".join(elements) + "\n]")
+    tracemalloc.start()
+    assert sum(row["n"] for _, row in read_file(DataFile(path, str(path)), Findings())) == 5000 * 4999 // 2
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6

@@ -45,12 +45,11 @@ def test_a_folder_with_splits_gives_the_one_that_is_asked_for(tmp_path):
     )
 
 
-def test_another_folder_is_an_error_that_says_how_to_read_its_files(tmp_path, write_lines):
-    write_lines(ROWS)
-    assert error_of(tmp_path) == (
-        f"{tmp_path}: a folder must have been written by datasets' save_to_disk; got another folder."
-        f" Pass {tmp_path}/*.jsonl to read its files."
-    )
+def test_a_folder_of_other_files_is_an_error(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.bin").write_text("x")
+    message = error_of(tmp_path / "other")
+    assert message.startswith(f"{tmp_path}/other: a folder must hold data files, or have been written by datasets'")
 
 
 def test_a_damaged_folder_is_one_sentence(tmp_path):
@@ -106,7 +105,7 @@ def test_a_hub_name_that_cannot_be_loaded_is_one_sentence(monkeypatch, name):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c", "../x", "https://example.com/a"])
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c", "../x"])
 def test_what_looks_like_a_path_is_never_looked_for_on_the_hub(name):
     assert "must be an existing file; got" in error_of(name)
 
@@ -139,3 +138,44 @@ def test_the_code_of_a_dataset_is_never_run(tmp_path, monkeypatch):
     error_of("script/script")
     error_of(folder / "script.py")
     assert not (tmp_path / "marker").exists()
+
+
+def test_a_folder_downloaded_from_the_hub_is_read_by_its_names_or_its_readme(tmp_path):
+    for name in (
+        "data/train-00000-of-00002.jsonl",
+        "data/train-00001-of-00002.jsonl",
+        "data/test-00000-of-00001.jsonl",
+    ):
+        (tmp_path / "hub" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hub" / name).write_text(json.dumps(ROWS[0]) + "\n")
+    (tmp_path / "hub" / "README.md").write_text("---\n---\nA card.\n")
+    assert len(places(find_source(tmp_path / "hub", "train"))) == 2
+    assert len(places(find_source(tmp_path / "hub", "test"))) == 1
+    assert "must have the split 'dev'; got the splits" in error_of(tmp_path / "hub", "dev")
+    configs = (
+        "configs:\n- config_name: a\n  data_files: data/test*.jsonl\n- config_name: b\n  data_files: data/*.jsonl\n"
+    )
+    (tmp_path / "hub" / "README.md").write_text(f"---\nlicense: mit\n{configs}---\nA card.\n")
+    assert len(places(find_source(tmp_path / "hub", "train", "b"))) == 3
+    assert error_of(tmp_path / "hub") == (
+        f"{tmp_path}/hub: one of the subsets must be chosen; got the subsets a, b. Name one with --dataset_config."
+    )
+
+
+def test_an_empty_shard_is_left_out_and_said_but_not_empty_files_only(tmp_path, write_lines):
+    write_lines(ROWS, "a.jsonl")
+    (tmp_path / "b.jsonl").write_text("")
+    findings = Findings()
+    source = find_source(f"{tmp_path}/*.jsonl", "train")
+    assert len(list(source.records(findings))) == 2
+    assert findings.lines() == [f"{tmp_path}/b.jsonl: the file holds no rows"]
+    (tmp_path / "a.jsonl").write_text("")
+    assert "must hold at least one row; got none." in error_of(f"{tmp_path}/*.jsonl")
+
+
+@pytest.mark.parametrize("name", ["https://example.org/rows.jsonl", "s3://bucket/rows.jsonl", "hf://datasets/a/b"])
+def test_an_address_is_refused_in_a_sentence(name):
+    assert error_of(name) == (
+        f"{name}: must be on this machine, or a dataset on the Hub; got an address."
+        " Download it and pass the file; a dataset on the Hub is named as owner/name."
+    )
