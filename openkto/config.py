@@ -173,7 +173,8 @@ class LoraConfig:
 class DataConfig:
     dataset: list[str] = option(  # noqa: RUF009 (a plain field)
         [],
-        "training rows: Hub names, files, globs or save_to_disk folders, by spaces or commas",
+        "training rows: Hub names, files, globs or folders, by spaces or commas; in YAML an entry may be a mapping of "
+        "path and split, config, revision, input_key, output_key, label_key or weight_key of its own",
         is_path=True,
         default_text="required to train",
     )

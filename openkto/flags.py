@@ -295,12 +295,21 @@ def _read_yaml(path: str) -> dict[str, Given]:
     return found
 
 
+def _entry(node: yaml.Node, place: str) -> str:
+    """Return an entry of a list of datasets as text; a mapping, which has settings of its own, as its JSON."""
+    if isinstance(node, yaml.MappingNode):
+        return json.dumps({str(key.value): _plain(value, place) for key, value in node.value}, ensure_ascii=False)
+    return str(_plain(node, place))
+
+
 def _plain(node: yaml.Node, place: str) -> Raw:
     """Return a YAML value as text, a list of texts, or None for null."""
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag.endswith(":null") else str(node.value)
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [str(item.value) for item in node.value]
+    if isinstance(node, yaml.SequenceNode) and place.endswith(": dataset"):
+        return [_entry(item, place) for item in node.value]
     raise ConfigError(
         f"{place}: must be a value or a list of values; got something nested. Names are flat, see --help."
     )

@@ -85,9 +85,10 @@ def convert_one(raw: Raw, kind: str, known: Option) -> Any:
 
 
 def _split(raw: str | list[str]) -> list[str]:
-    """Split at commas too, as OpenRLHF does, but not inside the name of a file that exists."""
+    """Split at commas too, as OpenRLHF does, but not inside the name of a file that exists, or a mapping."""
     items = [raw] if isinstance(raw, str) else raw
-    return [part.strip() for item in items for part in ([item] if os.path.exists(item) else item.split(","))]
+    parts = ([item] if item.startswith("{") or os.path.exists(item) else item.split(",") for item in items)
+    return [part.strip() for of_item in parts for part in of_item]
 
 
 def rule(item: dataclasses.Field[Any]) -> str:

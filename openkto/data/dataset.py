@@ -153,7 +153,13 @@ class UnpairedPreferenceDataset:
         key = cache_key(
             [found.digest() for found in sources],
             tokenizer,
-            {**asdict(settings), **rendering, "max_samples": max_samples, "on_bad_rows": on_bad_rows},
+            {
+                **asdict(settings),
+                **rendering,
+                "max_samples": max_samples,
+                "on_bad_rows": on_bad_rows,
+                "keys": [found.keys for found in sources],
+            },
         )
         root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
         self._open(cached_folder(root, key, build), sources, dataset_probs, seed)

@@ -123,7 +123,7 @@ class Preparation:
         taken = islice(records, self._max_samples)
         ahead = _look_ahead(taken)
         is_rendered = template.is_rendered if template.exists else None
-        reader = RowReader(self._settings, is_rendered, [value for _, _, value in ahead])
+        reader = RowReader(self._settings.with_keys(source.keys), is_rendered, [value for _, _, value in ahead])
         batch: list[tuple[int, list[Row]]] = []
         written = number = characters = 0
         for file, place, value in _in_order(ahead, taken):

@@ -1,6 +1,6 @@
 """Make the canonical row of what was read: a prompt and a completion, both texts or both message lists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from openkto.data.fields import find
@@ -49,6 +49,10 @@ class RowSettings:
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
     label_map: dict[str, bool | None] | None = None
     label_threshold: tuple[float, ...] = ()
+
+    def with_keys(self, keys: Mapping[str, str]) -> "RowSettings":
+        """Return the settings of a source that has names of its own for the fields."""
+        return RowSettings(**{**vars(self), **keys})
 
 
 class RowMaker:

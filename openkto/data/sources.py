@@ -9,13 +9,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 
 from openkto.data.arrow_files import BATCH_ROWS, read_batches
+from openkto.data.entries import read_entry
 from openkto.data.hub_folder import files_of_split
 from openkto.data.json_files import Records
 from openkto.data.problems import Findings, data_error, shorten
@@ -72,6 +73,7 @@ class Source:
 
     name: str
     parts: tuple[Part, ...]
+    keys: dict[str, str] = field(default_factory=dict)  # the fields' names that hold for it only, by their settings
 
     def records(self, findings: Findings) -> Iterator[tuple[str, str, object]]:
         """Yield (file, place, record); raises DataError where there is not a single one. An empty shard is noted."""
@@ -105,11 +107,16 @@ def find_sources(
     Raises DataError where nothing is there, naming the nearest thing that is.
     """
     if isinstance(source, (str, Path)):
-        return [find_source(source, split, subset, revision)]
+        source = [source]
     if not source:
         raise data_error("dataset", "must name at least one file", "none", "Pass --dataset FILE.")
     if all(isinstance(item, (str, Path)) for item in source):
-        return [find_source(str(item), split, subset, revision) for item in source]
+        sources = []
+        for entry in (read_entry(str(item)) for item in source):
+            place = {"split": split, "config": subset, "revision": revision, **entry.place}
+            found = find_source(entry.path, str(place["split"]), place["config"], place["revision"])
+            sources.append(replace(found, keys=entry.keys))
+        return sources
     return [Source("rows", (Part("rows", rows=source),))]
 
 

@@ -94,8 +94,12 @@ def test_a_map_says_what_values_mean_and_nothing_else_does():
 
 @pytest.mark.parametrize(
     ("threshold", "expected"),
-    [((4,), [False, False, False, True, True]), ((4, 2), [False, False, None, True, True]), ((2, 4), [False, False, None, True, True])],
-)  # fmt: skip
+    [
+        ((4,), [False, False, False, True, True]),
+        ((4, 2), [False, False, None, True, True]),
+        ((2, 4), [False, False, None, True, True]),
+    ],
+)
 def test_a_threshold_reads_scores(threshold, expected):
     reader = LabelReader(threshold=threshold)
     assert [reader.read("f:1", score) for score in (1, "2", 3.0, "4.0", 5)] == expected

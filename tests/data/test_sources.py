@@ -5,9 +5,11 @@ import json
 import datasets
 import pytest
 
+from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.problems import Findings
 from openkto.data.sources import find_source, find_sources
 from openkto.errors import DataError
+from tests.text_rows import byte_tokenizer
 
 ROWS = [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "c", "completion": "d", "label": False}]
 
@@ -179,3 +181,13 @@ def test_an_address_is_refused_in_a_sentence(name):
         f"{name}: must be on this machine, or a dataset on the Hub; got an address."
         " Download it and pass the file; a dataset on the Hub is named as owner/name."
     )
+
+
+def test_an_entry_may_have_keys_of_its_own(write_lines, cache_dir):
+    other = [{"q": "x", "completion": "y", "good": False}]
+    paths = [write_lines(ROWS, "a.jsonl"), write_lines(other, "b.jsonl")]
+    entry = json.dumps({"path": str(paths[1]), "input_key": "q", "label_key": "good"})
+    dataset = UnpairedPreferenceDataset([str(paths[0]), entry], byte_tokenizer(), 512)
+    assert dataset.labels.tolist() == [True, False, False]
+    with pytest.raises(DataError, match="an entry must be a path, or a mapping of path and any of split, config"):
+        find_sources(['{"path": "a", "labels": "x"}'], "train")
