@@ -103,7 +103,7 @@ def test_a_hub_name_that_cannot_be_loaded_is_one_sentence(monkeypatch, name):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     message = error_of(name)
     assert message.startswith(f"{name}: must be an existing file or a dataset on the hub with a split 'train'; got ")
-    assert message.endswith("Correct the name, or pass a local file.")
+    assert message.endswith("Correct the name, or --dataset_config for the subset, or pass a local file.")
     assert "\n" not in message
 
 
