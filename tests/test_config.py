@@ -149,7 +149,11 @@ def values_of(item) -> st.SearchStrategy:
         "list[float]": st.just([0.25, 0.75]),
         "tuple[float, float]": st.tuples(floats, floats),
     }
-    of_a_form = {"chat_template_kwargs": st.just('{"a": 1}'), "template_date": st.dates().map(str)}
+    of_a_form = {
+        "chat_template_kwargs": st.just('{"a": 1}'),
+        "template_date": st.dates().map(str),
+        "label_map": st.sampled_from([[], ["good=true", "no way=none"]]),
+    }
     strategy = of_a_form[item.name] if item.name in of_a_form else by_kind[kind_of(item)]
     return st.none() | strategy if "None" in str(item.type) else strategy
 
