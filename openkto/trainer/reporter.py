@@ -235,13 +235,14 @@ class Reporter:
         self.reports.clear()
         self.throughput.reset()
 
-    def evaluation(self, eval_set: str | None, values: dict[str, float]) -> None:
+    def evaluation(self, eval_set: str | None, num_rows: int, values: dict[str, float]) -> None:
         """Write one evaluation set's line."""
         if self.trackers is not None:
             named = {"eval_set": eval_set} if eval_set is not None else {}
-            self._log("eval", {**self._position(), **named, **values})
+            self._log("eval", {**self._position(), **named, "rows": num_rows, **values})
             shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", self.run.step, shown)
+            of_set = f" of {eval_set}" if eval_set else ""
+            log.info("evaluation%s at step %d, %d rows: %s", of_set, self.run.step, num_rows, shown)
 
     def _position(self) -> dict[str, float]:
         """Return what every line starts with."""
