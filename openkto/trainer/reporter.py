@@ -112,7 +112,8 @@ class Reporter:
     def _open_records(self, loader: KTODataLoader, resumed: Resumed | None) -> None:
         folder, step = Path(self.args.save_path), self.run.step
         if resumed is not None and belongs_to(folder, self.run.run_id):
-            go_back(folder, step, resumed.values.get("lines_at_step"), train_lines=self.train_lines)
+            at_step, is_open = resumed.values.get("lines_at_step"), bool(self.reports)
+            go_back(folder, step, at_step, train_lines=self.train_lines, has_open_line=is_open)
         else:
             set_aside(folder)
         if self.args.log_batches:
