@@ -155,7 +155,8 @@ class LoraConfig:
     lora_alpha: int = option(16, "the adapter is scaled by alpha / rank", at_least=1, below=LARGE)
     target_modules: list[str] = option(  # noqa: RUF009 (a plain field)
         [ALL_LINEAR],
-        "the modules to adapt, by the ends of their names; all-linear is every linear one but the head",
+        "the modules to adapt, by the ends of their names; all-linear is every linear one, experts too, but the head "
+        "and routers",
         default_text=ALL_LINEAR,
     )
     lora_dropout: float = option(
@@ -165,6 +166,11 @@ class LoraConfig:
     use_dora: bool = option(False, "also train the length of each output's weight vector (DoRA)")
     lora_modules_to_save: list[str] = option(  # noqa: RUF009 (a plain field)
         [], "modules to train whole and to save with the adapter, by the ends of their names", default_text="none"
+    )
+    target_parameters: list[str] = option(  # noqa: RUF009 (a plain field)
+        [],
+        "the experts' weights to adapt, by the ends of their names, such as mlp.experts.gate_up_proj, and no others",
+        default_text="those that --target_modules names",
     )
     load_in_4bit: bool = option(False, "keep the frozen weights in 4 bits (QLoRA); needs a GPU and bitsandbytes")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from openkto.processes import Process, number_space, process
+from openkto.processes import Process, process
 
 BLOCK_BYTES = 2**20
 SCRATCH_NAME = re.compile(r".+\.(?P<host>[^.]+)\.(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}\.part")
@@ -92,7 +92,7 @@ def delete(path: Path) -> None:
 
 
 def _may_be_written(path: Path, name: re.Match[str]) -> bool:
-    """Whether a scratch file's writer lives, or may live: other machines' processes cannot be asked after."""
+    """Whether the writer of a scratch file lives, or may live, as processes of other machines cannot be asked after."""
     if name["host"] == _this_host():
         return Process(int(name["pid"]), int(name["start"])).is_running()
     changes = [path.lstat().st_mtime, *(inner.lstat().st_mtime for inner in path.rglob("*"))]
@@ -100,6 +100,9 @@ def _may_be_written(path: Path, name: re.Match[str]) -> bool:
 
 
 def _this_host() -> str:
-    """Return a name for this machine and what process numbers mean there, see `number_space`, for a file's name."""
-    space = hashlib.sha256(number_space().encode()).hexdigest()[:12]
-    return f"{socket.gethostname().replace('.', '_')}-{space}"
+    """Return a name for this machine's processes; those of a container have numbers of their own."""
+    try:
+        numbers_of = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # no Linux
+        numbers_of = 0
+    return f"{socket.gethostname().replace('.', '_')}-{numbers_of}"

@@ -36,6 +36,7 @@ RENAMED = {
     "lora_target": "target_modules",
     "lora_target_linear": "target_modules",
     "lora_target_modules": "target_modules",
+    "lora_target_parameters": "target_parameters",
     "lr": "learning_rate",
     "lr_scheduler_type": "lr_scheduler",
     "max_grad_norm": "max_norm",

@@ -68,7 +68,7 @@ class Start:
         self._wait(SECONDS_ALONE, until=lambda: all(rank.exitcode is not None for rank in self.ranks))
         left = [rank for rank in self.ranks if rank.exitcode is None]
         # While groups of ranks are made, a rank waits for those that never come; in training all of them notice.
-        assert not left or "start-up: took" not in self.said(), f"hangs:\n{self.said()}"
+        assert not left or "start-up: step" not in self.said(), f"hangs:\n{self.said()}"
         for rank in left:
             rank.kill()
         for rank in self.ranks:

@@ -124,6 +124,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     trainer = make_trainer(config, strategy, tokenizer, (actor, ref_actor or cached), loader, eval_loaders, **running)
     if actor.has_adapter:
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
+        log.info("the adapter is on %s", actor.describe_adapter())
     own = "the policy as it starts" if is_own_reference else models[1]
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
     actor.stop_also_at(stops)

@@ -108,7 +108,6 @@ class Checkpoints:
 
     def start_afresh(self) -> None:
         """Let a new run begin: an earlier run's checkpoints are moved aside; all ranks must call it."""
-        self._chosen = None
         if self.strategy.rank == 0:
             place = layout.set_aside(self.root)
             if place is not None:
@@ -120,8 +119,7 @@ class Checkpoints:
     def choose(self, wanted: bool | str | None) -> Found | None:
         """Return the checkpoint to go on from, the same on every rank; all ranks must call it.
 
-        See `choosing.choose`; all files are read and compared there, so it is done once, until a save changes what the
-        newest is. Where the run's own newest one is chosen, `latest` and `best` are made to say so.
+        See `choosing.choose`. Where the run's own newest one is chosen, `latest` and `best` are made to say so.
         """
         if not wanted:
             return None
@@ -230,7 +228,7 @@ class Checkpoints:
             return False
         if is_first:
             self._tidy(name, best_step)
-        self.failures, self.saved_step, self._chosen = 0, step, None
+        self.failures, self.saved_step = 0, step
         log.info("checkpoint %s: saved in %.1f s", name, time.perf_counter() - started)
         return True
 

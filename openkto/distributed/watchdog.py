@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 60.0
 LONGEST_NAP_SECONDS = 5.0
-SECONDS_UNSAID = 5.0  # a phase of start-up that ends before is not worth a line
 STDERR = 2
 # How long a rank that was asked to stop may be without progress: more than a slow micro-batch or a compilation takes.
 SECONDS_TO_STOP = 300.0
@@ -32,8 +31,7 @@ SECONDS_TO_STOP = 300.0
 class Watchdog:
     """Writes the stacks of this rank's threads once it has made no progress for some time.
 
-    Start-up lasts until the first `beat`. Rank 0 logs a line for each of its phases that lasts for some seconds, one a
-    minute while it goes on, and how long all of it took.
+    Start-up lasts until the first `beat`. Rank 0 logs a line for each of its phases, and one a minute while it lasts.
 
     A thread does the watching. Python code that never lets go of the interpreter's lock stops that thread too, so
     `faulthandler`'s timer, which needs no lock, stands behind it: then the stacks come without the phase. A process
@@ -89,14 +87,14 @@ class Watchdog:
         """Say what the main thread does from now on: "loading the policy", "evaluation at step 40"."""
         now = self._clock()
         self._is_saving = is_saving
-        self._phase, self._phase_start, self._minutes_said = name, now, -1
+        self._phase, self._phase_start, self._minutes_said = name, now, 0
         self._last_progress = now
+        if self._is_starting:
+            log.info("start-up: %s (%.1f s since the start)", name, now - self._process_start)
 
     def beat(self) -> None:
         """Say that there was progress; called for every micro-batch."""
         self._last_progress = self._clock()
-        if self._is_starting:
-            log.info("start-up: took %.1f s", self._last_progress - self._process_start)
         self._is_starting = False
         self._has_begun = True
 
@@ -166,16 +164,11 @@ class Watchdog:
         faulthandler.dump_traceback_later(max(0.0, seconds_left) + 2 * self._nap, file=STDERR)
 
     def _say_it_lasts(self, now: float) -> None:
-        """Log a line for a phase of start-up, once it lasts, and for each whole minute of it."""
-        phase, seconds = self._phase, now - self._phase_start
-        minutes = int(seconds / HEARTBEAT_SECONDS)
-        if not self._is_starting or seconds < SECONDS_UNSAID or minutes <= self._minutes_said:
-            return
-        if minutes == 0:
-            log.info("start-up: %s (%.1f s since the start)", phase, now - self._process_start)
-        else:
-            log.info("start-up: still %s, %d min", phase, minutes)
-        self._minutes_said = minutes
+        """Log a line for each whole minute of a phase of start-up."""
+        minutes = int((now - self._phase_start) / HEARTBEAT_SECONDS)
+        if self._is_starting and minutes > self._minutes_said:
+            log.info("start-up: still %s, %d min", self._phase, minutes)
+            self._minutes_said = minutes
 
     def _report(self) -> str:
         """Return the sentence and all stacks, in one piece and with the rank on each line: all ranks write at once."""

@@ -27,6 +27,7 @@ from openkto.models.export import export_adapter, export_model
 from openkto.models.kernels import compile_layers
 from openkto.models.loading import load_model
 from openkto.models.log_probs import logit_map_of, row_sums, token_entropies, token_log_probs
+from openkto.models.lora_targets import describe_targets
 from openkto.models.onednn import use_onednn
 from openkto.models.packing import PACKED, PACKING_ATTENTION, Sharers, own_slice, pack, start_packing
 from openkto.models.randomness import disable_randomness
@@ -135,6 +136,11 @@ class Actor(nn.Module):
     def has_adapter(self) -> bool:
         """Whether only an adapter trains and is saved."""
         return isinstance(self.model, PeftModel)
+
+    def describe_adapter(self) -> str:
+        """Say what the adapter changes."""
+        assert isinstance(self.model, PeftModel), "there is an adapter to describe"
+        return describe_targets(self.model)
 
     @property
     def language_model(self) -> PreTrainedModel:

@@ -15,7 +15,7 @@ import peft
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -23,11 +23,11 @@ from openkto.config import ALL_LINEAR, LoraConfig, is_adapter_folder
 from openkto.errors import ConfigError
 from openkto.limits import match_in_time
 from openkto.models.folder_checks import check_files
+from openkto.models.lora_targets import choose_targets
 
 log = logging.getLogger(__name__)
 
 TRAINED, START = "default", "start"
-ADAPTABLE = (nn.Linear, nn.Embedding, Conv1D)
 PLAIN_STARTS = ("gaussian", "orthogonal")  # ways to begin an adapter that do not change the base's weights
 
 
@@ -37,15 +37,15 @@ def add_lora(model: PreTrainedModel, settings: LoraConfig) -> peft.PeftModel:
     The adapter has the model's dtype; DeepSpeed keeps float32 masters of what trains.
 
     Raises:
-        ConfigError: a name in the settings is of no module, or of one that cannot be adapted.
+        ConfigError: a name in the settings is of nothing in the model, or of what cannot be adapted.
     """
-    targets = settings.target_modules
-    _check_names(model, settings)
+    targets = choose_targets(model, settings)
     known = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
-        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else list(targets),
+        target_modules=ALL_LINEAR if targets.modules == [ALL_LINEAR] else list(targets.modules),
+        target_parameters=targets.parameters or None,
         lora_dropout=settings.lora_dropout,
         use_rslora=settings.use_rslora,
         use_dora=settings.use_dora,
@@ -71,6 +71,11 @@ def load_adapter(
         ConfigError: the folder holds no LoRA adapter for this model.
     """
     known = read_adapter_config(folder)
+    if lora_dropout and known.target_parameters:
+        raise ConfigError(
+            f"--lora_dropout: cannot go with an adapter on experts, such as that of {folder}; got {lora_dropout:g}. "
+            "Leave it out."
+        )
     known.lora_dropout, known.inference_mode = lora_dropout, False
     known.base_model_name_or_path = model.name_or_path
     _check_patterns(folder, known, model)
@@ -183,30 +188,15 @@ def _check_patterns(folder: str, known: peft.LoraConfig, model: PreTrainedModel)
             )
 
 
-def _check_names(model: PreTrainedModel, settings: LoraConfig) -> None:
-    """Raise where a name in the settings is the end of no module's name, or of a module that cannot serve."""
-    named = [(key, module) for key, module in model.named_modules() if key]
-    for flag, names, kinds in (
-        ("--target_modules", [name for name in settings.target_modules if name != ALL_LINEAR], ADAPTABLE),
-        ("--lora_modules_to_save", settings.lora_modules_to_save, nn.Module),
-    ):
-        fitting = [(key, m) for key, m in named if isinstance(m, kinds) and not any(True for _ in m.children())]
-        for name in names:
-            found = [m for key, m in named if f".{key}".endswith(f".{name}")]
-            if not found or len(found) > sum(f".{key}".endswith(f".{name}") for key, _ in fitting):
-                got = f"a {type(found[0]).__name__}" if found else "no module of that name"
-                ends = sorted({key.rpartition(".")[2] for key, _ in fitting})
-                raise ConfigError(
-                    f"{flag}: must name layers of {type(model).__name__}; got {name!r}, {got}. There are: "
-                    f"{', '.join(ends)}."
-                )
-
-
 @contextlib.contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Inside, peft does not warn of tied weights, which are dealt with here and in `merging.py`."""
+    """Inside, peft does not warn of tied weights, which are dealt with here and in `merging.py`, nor of experts' ranks.
+
+    These it applies, but looks for the names in `rank_pattern` and `alpha_pattern` among modules only.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Model (has|with) `tie_word_embeddings=True`")
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match any targeted")
         warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
         yield
 

@@ -36,7 +36,7 @@ def expert_banks(model: nn.Module) -> list[Bank]:
         own = list(_experts(name, module))
         per_token = _per_token(modules, name) if own else None
         if per_token is not None:
-            biases = [p for p in module.parameters(recurse=False) if len(_shape(p)) == 2]
+            biases = [p for p in module.parameters(recurse=False) if len(unsharded_shape(p)) == 2]
             banks.append(Bank([p for _, p in own], biases, max(size for size, _ in own), per_token))
     return banks
 
@@ -59,11 +59,12 @@ def _experts(name: str, module: nn.Module) -> Iterator[tuple[int, nn.Parameter]]
     if isinstance(module, nn.ModuleList) and LIST_OF_EXPERTS.fullmatch(name):
         yield from ((len(module), parameter) for parameter in module.parameters())
     elif not isinstance(module, CONVOLUTIONS):
-        shapes = ((_shape(parameter), parameter) for parameter in module.parameters(recurse=False))
+        shapes = ((unsharded_shape(parameter), parameter) for parameter in module.parameters(recurse=False))
         yield from ((shape[0], parameter) for shape, parameter in shapes if len(shape) == 3 and shape[0] > 1)
 
 
-def _shape(parameter: Tensor) -> torch.Size:
+def unsharded_shape(parameter: Tensor) -> torch.Size:
+    """Return a parameter's shape, also where it is sharded."""
     # DeepSpeed's ZeRO-3 leaves an empty parameter, and its shape under this name.
     shape: torch.Size = parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape
     return shape
@@ -71,6 +72,8 @@ def _shape(parameter: Tensor) -> torch.Size:
 
 def _per_token(modules: dict[str, nn.Module], name: str) -> int | None:
     """Return the number that the module of this name, or the block around it, has for experts a token."""
+    while name.endswith(".base_layer"):  # around which an adapter is
+        name = name.rpartition(".")[0]
     for _ in range(2):
         for module in modules[name].modules():
             for attribute in PER_TOKEN:

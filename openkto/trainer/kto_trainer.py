@@ -400,8 +400,7 @@ class KTOTrainer:
         run.is_evaluated = False
         results = self._evaluate(run, between)
         for name, values in results.items():
-            num_rows = self.eval_dataloaders[name].num_rows
-            reporter.evaluation(name if len(results) > 1 else None, num_rows, values)
+            reporter.evaluation(name if len(results) > 1 else None, values)
         run.is_evaluated = True
         return results
 

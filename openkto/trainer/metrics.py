@@ -63,10 +63,7 @@ class MetricWindow:
         if self.loss.needs_z_ref:
             values["kl"] = mean_point
             unclamped = [b.mismatched_mean for b in self.batches]
-            mean_B = np.array(unclamped, dtype=np.float64)
-            values["kl_unclamped"] = float(np.average(mean_B, weights=rows))
-            if len(self.batches) > 1:  # of a single one, kl and kl_unclamped say it
-                values["kl_clamped_fraction"] = float((mean_B < 0).mean())
+            values["kl_unclamped"] = float(np.average(np.array(unclamped, dtype=np.float64), weights=rows))
         for name, of_class_N in (("chosen", label_N), ("rejected", ~label_N)):
             if of_class_N.any():
                 values[f"rewards/{name}"] = float(reward_N[of_class_N].mean())

@@ -133,14 +133,7 @@ def belongs_to(folder: Path, run_id: str) -> bool:
     return not lines or next((line.get("run_id") for line in lines if line.get("kind") == "run"), None) == run_id
 
 
-def go_back(
-    folder: Path,
-    step: int,
-    lines_at_step: dict[str, int] | None,
-    *,
-    train_lines: int | None,
-    has_open_line: bool = False,
-) -> None:
+def go_back(folder: Path, step: int, lines_at_step: dict[str, int] | None, *, train_lines: int | None) -> None:
     """Cut the records to what they held when a checkpoint was saved: the steps after it are made again.
 
     They may have been written in part by other starts, into other folders, so that the step decides and not a size.
@@ -150,12 +143,11 @@ def go_back(
         lines_at_step: how many lines of each kind of this very step had been written by then; None where an older
             version did not know: then the first of each kind, but no summary.
         train_lines: how many steps' lines the run had written in all.
-        has_open_line: whether steps waited for their line, so that none of this step had been written.
 
     Raises:
         ConfigError: a record cannot be written.
     """
-    older = {"run": 1, "train": 0 if has_open_line else 1, "eval": 10**6}
+    older = {"run": 1, "train": 1, "eval": 10**6}
     kept = _cut(folder / METRICS, step, older if lines_at_step is None else lines_at_step)
     held = sum(line.get("kind") == "train" for line in kept)
     if train_lines is not None and held < train_lines:

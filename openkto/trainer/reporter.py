@@ -112,8 +112,7 @@ class Reporter:
     def _open_records(self, loader: KTODataLoader, resumed: Resumed | None) -> None:
         folder, step = Path(self.args.save_path), self.run.step
         if resumed is not None and belongs_to(folder, self.run.run_id):
-            at_step, is_open = resumed.values.get("lines_at_step"), bool(self.reports)
-            go_back(folder, step, at_step, train_lines=self.train_lines, has_open_line=is_open)
+            go_back(folder, step, resumed.values.get("lines_at_step"), train_lines=self.train_lines)
         else:
             set_aside(folder)
         if self.args.log_batches:
@@ -236,14 +235,13 @@ class Reporter:
         self.reports.clear()
         self.throughput.reset()
 
-    def evaluation(self, eval_set: str | None, num_rows: int, values: dict[str, float]) -> None:
+    def evaluation(self, eval_set: str | None, values: dict[str, float]) -> None:
         """Write one evaluation set's line."""
         if self.trackers is not None:
             named = {"eval_set": eval_set} if eval_set is not None else {}
-            self._log("eval", {**self._position(), **named, "rows": num_rows, **values})
+            self._log("eval", {**self._position(), **named, **values})
             shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            of_set = f" of {eval_set}" if eval_set else ""
-            log.info("evaluation%s at step %d, %d rows: %s", of_set, self.run.step, num_rows, shown)
+            log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", self.run.step, shown)
 
     def _position(self) -> dict[str, float]:
         """Return what every line starts with."""

@@ -64,16 +64,15 @@ class Trackers:
             first_step: how many steps earlier starts have made, up to the checkpoint that is resumed from.
         """
         metrics = Path(output.save_path) / METRICS
-        has_views = output.use_wandb or output.use_tensorboard != "none"
-        recorded = [line for _, line in read_lines(metrics) if line is not None] if has_views else []
         self._file = RecordFile(metrics)
         wanted = dict(more_trackers or {})
         if output.use_tensorboard != "none":
             folder = output.use_tensorboard or os.path.join(output.save_path, "tensorboard")
+            recorded = [line for _, line in read_lines(metrics) if line is not None]
             wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded, first_step)
         if output.use_wandb:
             need_package("--use_wandb", "wandb", "'openkto[wandb]'")
-            wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers, run_id, recorded)
+            wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers, run_id)
         self._threads = [TrackerThread(name, make) for name, make in wanted.items()]
 
     def log(self, kind: str, step: int, values: Mapping[str, float | int | str | None]) -> None:
@@ -156,11 +155,6 @@ def named(kind: str, values: Values) -> dict[str, float | int]:
     return {f"{prefix}/{name}": value for name, value in values.items() if not isinstance(value, str)}
 
 
-def without_place(line: dict[str, Any]) -> Values:
-    """Return the values of a line of metrics.jsonl."""
-    return {name: value for name, value in line.items() if name not in ("kind", "step")}
-
-
 class TensorBoard:
     """Writes event files that TensorBoard shows.
 
@@ -186,7 +180,8 @@ class TensorBoard:
                 file_writer.event_writer.add_event(event)
         for line in recorded:
             if line["step"] > begin or begin == 0:
-                self._add(line["kind"], line["step"], without_place(line), times)
+                values = {name: value for name, value in line.items() if name not in ("kind", "step")}
+                self._add(line["kind"], line["step"], values, times)
         self._writer.flush()
         for file in earlier:
             file.unlink()
@@ -217,18 +212,9 @@ class WeightsAndBiases:
     """Sends the numbers to W&B, or to a folder under `save_path` with WANDB_MODE=offline.
 
     The step axis is our own, `global_step`: W&B's counter refuses a step that it has seen before.
-
-    Offline every start writes a folder of its own, and what a killed one had not flushed is lost there. So a start logs
-    again what metrics.jsonl holds: the newest folder has the whole run, each step once.
     """
 
-    def __init__(
-        self,
-        output: OutputConfig,
-        config: dict[str, Any],
-        run_id: str = "",
-        recorded: Sequence[dict[str, Any]] = (),
-    ) -> None:
+    def __init__(self, output: OutputConfig, config: dict[str, Any], run_id: str = "") -> None:
         import wandb
 
         # Never let W&B ask for a key: a thread that reads the terminal cannot be stopped.
@@ -247,8 +233,6 @@ class WeightsAndBiases:
             settings=wandb.Settings(console="off"),
         )
         self._run.define_metric("*", step_metric="global_step")
-        for line in recorded if self._run.offline else ():
-            self.log(line["kind"], line["step"], without_place(line))
 
     def log(self, kind: str, step: int, values: Values) -> None:
         if kind in ("train", "eval"):

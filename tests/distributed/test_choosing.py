@@ -57,19 +57,6 @@ def record(folder: Path, *names: str, **more: Any) -> None:
         (folder / "manifest.json").write_text(json.dumps(content | {"sha256": _digest(content)}))
 
 
-def test_a_start_reads_and_compares_a_checkpoints_files_once(tmp_path):
-    folder = write(tmp_path, 3)
-    checkpoints = Checkpoints(tmp_path, Alone(), with_engine=False)
-    found = checkpoints.choose(True)
-    (folder / "arrays.safetensors").write_bytes(b"damage")
-    assert checkpoints.choose(True) is found
-    checkpoints.save(None, 4, {}, {})  # the newest may be another one now
-    with pytest.raises(CheckpointError, match="is not what was written"):
-        checkpoints.choose(True)
-    with pytest.raises(CheckpointError, match="is not what was written"):
-        Checkpoints(tmp_path, Alone()).choose(True)
-
-
 def said(root: Path, wanted: bool | str = True) -> str:
     """Return why nothing is chosen; what waits for ever fails the test."""
     earlier = signal.signal(signal.SIGALRM, give_up)

@@ -8,8 +8,9 @@ import torch
 from openkto.config import LoraConfig
 from openkto.distributed.gather import gather_weights
 from openkto.models import Actor
+from tests.models.zoo import tiny_model
 from tests.ranks import run_ranks
-from tests.tiny import Oracle, make_trainer, quiet_args, tiny_llama, token_rows
+from tests.tiny import VOCABULARY, Oracle, make_trainer, quiet_args, tiny_llama, token_rows
 
 MIXED = [True, False, True, True, False, False, True]
 LORA = LoraConfig(lora_rank=4, lora_alpha=8)
@@ -176,3 +177,15 @@ def draw():
 def test_ranks_draw_dropout_of_their_own_on_the_same_weights(tmp_path):
     first, second = run_ranks(draw, 2, tmp_path)
     assert not torch.equal(first, second)
+
+
+def test_an_adapter_on_experts_trains_alike_on_one_rank_and_sharded_over_two(tmp_path):
+    base = tmp_path / "base"
+    changes = dict(vocab_size=VOCABULARY)
+    tiny_model("glm4_moe", **changes).float().save_pretrained(base)
+    lora = LoraConfig(lora_rank=2, target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"])
+    more = {"start": str(base), "steps": 3}
+    alone = run_ranks(train, 1, tmp_path, tmp_path / "a", more, lora)[0]
+    assert len([name for name in alone[1] if ".experts." in name]) == 8  # two layers' A and B of two stacks
+    sharded = more | {"zero_stage": 3, "gradient_checkpointing": True}
+    assert_same(alone, run_ranks(train, 2, tmp_path, tmp_path / "b", sharded, lora)[0])

@@ -33,15 +33,6 @@ def test_a_window_pools_rows_of_batches_of_different_size():
     assert values["loss"] == pytest.approx(float((1 - sigmoid).mean()), rel=1e-12)
 
 
-def test_the_share_of_clamped_steps_is_in_a_line_of_several():
-    window = MetricWindow(KTOLoss())
-    for mean, num_rows in ((-0.5, 1), (0.25, 5), (-0.125, 2), (0.0, 1)):
-        window.add(batch([1.0] * num_rows, [True] * num_rows, z_ref=max(0.0, mean), mean=mean))
-    assert window.values()["kl_clamped_fraction"] == 2 / 4
-    assert "kl_clamped_fraction" not in MetricWindow(KTOLoss(), window.batches[:1]).values()
-    assert "kl_clamped_fraction" not in MetricWindow(KTOLoss(loss_type="bco"), window.batches).values()
-
-
 def test_a_class_without_rows_has_no_metric():
     window = MetricWindow(KTOLoss())
     window.add(batch([1.0, 2.0], [False, False]))

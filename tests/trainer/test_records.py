@@ -43,14 +43,6 @@ def test_a_checkpoint_of_an_older_version_keeps_no_step_twice(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == text(RUN, *map(train, (1, 2, 3)))
 
 
-def test_the_line_that_was_open_in_an_older_versions_checkpoint_is_written_once(tmp_path):
-    """The older run ended early, at the checkpoint's step, and closed its line then."""
-    before = text(RUN, train(2), {"kind": "eval", "step": 3})
-    (tmp_path / "metrics.jsonl").write_text(before + text(train(3), EARLY_END[1]))
-    go_back(tmp_path, 3, None, train_lines=None, has_open_line=True)
-    assert (tmp_path / "metrics.jsonl").read_text() == before
-
-
 def test_missing_lines_are_said_and_stop_nothing(tmp_path, caplog):
     (tmp_path / "batches.jsonl").write_text(text(*({"step": step} for step in (1, 2, 3))))
     go_back(tmp_path, 2, {"train": 1}, train_lines=2)
