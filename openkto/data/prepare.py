@@ -7,8 +7,8 @@ import hashlib
 import json
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,16 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from openkto.data.cache import REPORT_FILE, ROWS_FILE
+from openkto.data.numbered import NumberedRows, characters_of
 from openkto.data.problems import BadRow, Findings, data_error, shorten
 from openkto.data.row import Row, RowSettings
-from openkto.data.rows import RowReader
 from openkto.data.sources import Source
 from openkto.data.tokenize import RowTokenizer, TokenizedRow
 from openkto.errors import DataError
-from openkto.limits import ROW_CHARACTERS, is_panic
+from openkto.limits import is_panic
 
 logger = logging.getLogger(__name__)
-Record = tuple[str, str, object]  # of which file, where, what
 
 BATCH_RECORDS = 1000
 BATCH_CHARACTERS = 20_000_000  # of long rows fewer are in memory together
@@ -98,7 +97,7 @@ class Preparation:
         with pa.OSFile(str(folder / ROWS_FILE), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
             for source in sources:
                 is_last = source is sources[-1]
-                first_row += self._write_source(source, first_row, writer, is_last)
+                first_row = self._write_source(source, first_row, writer, is_last)
         rows = sum(self._counts.rows_of_sources)
         if rows == 0:
             raise self._nothing_left(", ".join(source.name for source in sources))
@@ -117,40 +116,36 @@ class Preparation:
         return data_error(name, "at least one row must be left", ", ".join(kinds), cure)
 
     def _write_source(self, source: Source, first_row: int, writer: Any, is_last: bool) -> int:
-        """Write a source's rows; return how many row numbers it takes, those beyond max_samples included."""
+        """Write a source's rows; return the number of the next source's first row."""
         template = self._tokenizer.template
-        records = source.records(self._findings)
-        taken = islice(records, self._max_samples)
-        ahead = _look_ahead(taken)
         is_rendered = template.is_rendered if template.exists else None
-        reader = RowReader(self._settings.with_keys(source.keys), is_rendered, [value for _, _, value in ahead])
+        source_rows = NumberedRows(source, self._settings, self._max_samples, self._findings, is_rendered, first_row)
+        reader = source_rows.reader
         batch: list[tuple[int, list[Row]]] = []
-        written = number = characters = 0
-        for file, place, value in _in_order(ahead, taken):
-            try:
-                rows = reader.read(place, file, value)
-                characters += sum(map(check_size, rows))
-                # The rows of a pair stay together; each turn of a dialogue is good or bad by itself.
-                groups = [rows] if reader.is_pairs else [[row] for row in rows]
-                batch += [(first_row + number, group) for group in groups]
-            except BadRow as bad:
+        written = characters = 0
+        for number, rows in source_rows:
+            if isinstance(rows, BadRow):
                 # A row before this one may still turn out bad when it is tokenised, and the first is to be named.
                 if self._on_bad_rows == "error":
                     self._write_batch(batch, writer)
-                self._skip(bad)
-            number += reader.rows_of(value)
+                self._skip(rows)
+                continue
+            # The rows of a pair stay together; each turn of a dialogue is good or bad by itself.
+            batch += [(number, group) for group in ([rows] if reader.is_pairs else [[row] for row in rows])]
+            characters += sum(characters_of(row.prompt) + characters_of(row.completion) for row in rows)
             if len(batch) >= BATCH_RECORDS or characters > BATCH_CHARACTERS:
                 written += self._write_batch(batch, writer)
                 batch, characters = [], 0
         written += self._write_batch(batch, writer)
-        self._counts.rows_read += number
+        self._counts.rows_read += source_rows.next_row - first_row
         self._counts.rows_of_sources.append(written)
         self._unlabelled += reader.left_out
         if reader.note:
             self._findings.add(source.name, reader.note)
         self._counts.unread += [name for name in reader.unread if name not in self._counts.unread]
-        # The next source's row numbers follow this source's full size.
-        return number + (0 if is_last else sum(reader.rows_of(value) for _, _, value in records))
+        if not is_last:
+            source_rows.skip_rest()
+        return source_rows.next_row
 
     def _write_batch(self, batch: list[tuple[int, list[Row]]], writer: Any) -> int:
         tokenized = iter(self._tokenize([row for _, group in batch for row in group]))
@@ -196,41 +191,6 @@ class Preparation:
         if now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
             logger.info("tokenising: at row %d (%.0f rows/s)", number, (number + 1) / (now - self._started))
-
-
-def _look_ahead(records: Iterator[Record]) -> deque[Record]:
-    """Take the records by whose fields a source's format is told, but no more of them than a batch may hold."""
-    ahead: deque[Record] = deque()
-    characters = 0
-    for record in islice(records, BATCH_RECORDS):
-        ahead.append(record)
-        characters += _characters(record[2])
-        if characters > BATCH_CHARACTERS:
-            break
-    return ahead
-
-
-def _in_order(ahead: deque[Record], records: Iterator[Record]) -> Iterator[Record]:
-    while ahead:
-        yield ahead.popleft()
-    yield from records
-
-
-def check_size(row: Row) -> int:
-    """Return the characters of a row's texts; raises BadRow where they would fill the memory with tokens."""
-    characters = _characters(row.prompt) + _characters(row.completion)
-    if characters > ROW_CHARACTERS:
-        rule = f"prompt and completion must have at most {ROW_CHARACTERS:,} characters, more than any model takes"
-        raise BadRow(row.place, "too large", rule, f"{characters:,}")
-    return characters
-
-
-def _characters(value: object) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
 def _record_batch(rows: list[tuple[int, Row, TokenizedRow]]) -> pa.RecordBatch:

@@ -1,0 +1,48 @@
+"""Rows by their numbers, as a person reads them: what stands in the files, before any template."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from openkto.data.messages import Message
+from openkto.data.numbered import NumberedRows
+from openkto.data.problems import BadRow, Findings
+from openkto.data.row import RowSettings
+from openkto.data.sources import Source
+
+
+@dataclass(frozen=True)
+class RowText:
+    """A row's place in its file and its texts."""
+
+    place: str
+    prompt: str
+    completion: str
+
+
+def row_texts(
+    sources: list[Source], settings: RowSettings, numbers: Iterable[int], *, max_samples: int
+) -> dict[int, RowText]:
+    """Return the rows of these numbers, as `UnpairedPreferenceDataset` counts them; what cannot be read is left out.
+
+    Raises DataError where a file cannot be read.
+    """
+    wanted = set(numbers)
+    found: dict[int, RowText] = {}
+    first_row = 0
+    for source in sources:
+        numbered = NumberedRows(source, settings, max_samples, Findings(), first_row=first_row)
+        for number, rows in numbered:
+            for row in [] if isinstance(rows, BadRow) else rows:
+                if number + row.offset in wanted:
+                    found[number + row.offset] = RowText(row.place, _text(row.prompt), _text(row.completion))
+            if len(found) == len(wanted):
+                return found
+        numbered.skip_rest()
+        first_row = numbered.next_row
+    return found
+
+
+def _text(value: str | list[Message]) -> str:
+    if isinstance(value, str):
+        return value
+    return "\n".join(f"{message['role']}: {message['content']}" for message in value)
