@@ -198,6 +198,7 @@ def read_rows(
         scored_N=rows_NC[:, 5],
         z_ref=float(before.z_ref),
         mismatched_mean=mean,
+        row_N=rows_NC[:, 0],
     )
     return rows, rows_NC
 

@@ -30,6 +30,7 @@ class BatchRows:
     scored_N: Floats  # completion tokens
     z_ref: float
     mismatched_mean: float | None  # None where the loss needs no z_ref
+    row_N: Floats = field(default_factory=lambda: np.empty(0))  # source row numbers; none from an earlier version
 
 
 @dataclass

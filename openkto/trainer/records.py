@@ -1,4 +1,4 @@
-"""The files that a run appends to, a JSON object a line: metrics.jsonl and batches.jsonl.
+"""The files that a run appends to, a JSON object a line: metrics.jsonl, batches.jsonl and rewards.jsonl.
 
 When a run starts they are carried on, cut back to a checkpoint's step, or set aside.
 """
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 Line = dict[str, Any]
 
-METRICS, BATCHES = "metrics.jsonl", "batches.jsonl"
+METRICS, BATCHES, REWARDS = "metrics.jsonl", "batches.jsonl", "rewards.jsonl"
 
 
 class RecordFile:
@@ -159,7 +159,8 @@ def go_back(folder: Path, step: int, lines_at_step: dict[str, int] | None, *, tr
             train_lines,
             step,
         )
-    _cut(folder / BATCHES, step, {"": 1})
+    for record in (BATCHES, REWARDS):
+        _cut(folder / record, step, {"": 1})
 
 
 def _cut(record: Path, step: int, at_step: dict[str, int]) -> list[Line]:
@@ -206,7 +207,7 @@ def _write_kept(record: Path, lines: list[bytes], kept: list[bytes], broken: lis
 
 def set_aside(folder: Path) -> None:
     """Number an earlier run's records, so that a new run in the same folder neither mixes with them nor loses them."""
-    for name in (METRICS, BATCHES, "tokens.jsonl", "tensorboard"):
+    for name in (METRICS, BATCHES, REWARDS, "tokens.jsonl", "tensorboard"):
         record = folder / name
         if record.exists():
             kept = record.rename(numbered(record))

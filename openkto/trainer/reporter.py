@@ -1,4 +1,4 @@
-"""What a run tells: log lines, trackers, batches.jsonl and tokens.jsonl, all from rank 0.
+"""What a run tells: log lines, trackers, batches.jsonl, rewards.jsonl and tokens.jsonl, all from rank 0.
 
 Every rank holds a `Reporter` and calls it at the same places, since the peak memory is a maximum over ranks.
 """
@@ -23,7 +23,7 @@ from openkto.trainer.environment import environment
 from openkto.trainer.flops import StepWork
 from openkto.trainer.metrics import BatchRows, MetricWindow
 from openkto.trainer.progress import Progress
-from openkto.trainer.records import BATCHES, RecordFile, belongs_to, go_back, set_aside
+from openkto.trainer.records import BATCHES, REWARDS, RecordFile, belongs_to, go_back, set_aside
 from openkto.trainer.rng import Arrays
 from openkto.trainer.run_state import RunState
 from openkto.trainer.standstill import Standstill
@@ -33,7 +33,7 @@ from openkto.trainer.trackers import Trackers
 log = logging.getLogger(__name__)
 
 COUNTS = ("num_tokens", "same_prompt", "same_completion", "skipped")
-ROW_ARRAYS = ("log_prob_N", "log_ratio_N", "is_desirable_N", "weight_N", "scored_N")
+ROW_ARRAYS = ("log_prob_N", "log_ratio_N", "is_desirable_N", "weight_N", "scored_N", "row_N")
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class Reporter:
         self.trackers: Trackers | None = None
         self.progress: Progress | None = None
         self.batches_file: RecordFile | None = None
+        self.rewards_file: RecordFile | None = None
         self.train_lines: int | None = 0  # None: an older version did not count them
         self.step_of_lines, self.lines_at_step = run.step, Counter[str]()  # written of the newest step, by kind
         if resumed is not None:
@@ -106,6 +107,7 @@ class Reporter:
                 "parameters": num_parameters,
                 "trainable_parameters": num_trainable,
                 "rows": loader.num_rows,
+                "total_steps": total_steps,
             }
             self._log("run", values)
 
@@ -115,6 +117,7 @@ class Reporter:
             go_back(folder, step, resumed.values.get("lines_at_step"), train_lines=self.train_lines)
         else:
             set_aside(folder)
+        self.rewards_file = RecordFile(folder / REWARDS)
         if self.args.log_batches:
             self.batches_file = RecordFile(folder / BATCHES)
             self._write_tokens(folder, loader)
@@ -136,8 +139,9 @@ class Reporter:
         """Return the counts, the open window and how many lines were written, for a checkpoint to keep."""
         if self.trackers is not None:
             self.trackers.sync()
-            if self.batches_file is not None:
-                self.batches_file.sync()
+            for record in (self.batches_file, self.rewards_file):
+                if record is not None:
+                    record.sync()
         arrays: Arrays = {}
         reports = []
         for i, report in enumerate(self.reports):
@@ -160,7 +164,8 @@ class Reporter:
             setattr(self, name, resumed.values[name])
         self.seconds_before, self.last = resumed.values["seconds"], resumed.values["last"]
         for i, values in enumerate(resumed.values["reports"]):
-            per_row: dict[str, Any] = {name: resumed.arrays[f"{i}/{name}"] for name in ROW_ARRAYS}
+            known = [name for name in ROW_ARRAYS if f"{i}/{name}" in resumed.arrays]  # earlier versions had fewer
+            per_row: dict[str, Any] = {name: resumed.arrays[f"{i}/{name}"] for name in known}
             rows = BatchRows(**values.pop("rows"), **per_row)
             report = StepReport(rows=rows, counts=StepCounts(**values.pop("counts")), **values)
             self._pool(report, 0.0, 0.0)
@@ -193,6 +198,7 @@ class Reporter:
         self.same_completion += report.counts.same_completion
         self.skipped += not report.applied
         self._write_batch(self.run.step, batch)
+        self._write_rewards(report.rows)
         if is_last or self.run.step % self.args.logging_steps == 0:
             self.write_window()
 
@@ -203,6 +209,14 @@ class Reporter:
     def _write_batch(self, step: int, batch: RankBatch) -> None:
         if self.batches_file is not None:
             self.batches_file.write({"step": step, "rows": batch.rows.tolist(), "kl_rows": batch.kl_rows.tolist()})
+
+    def _write_rewards(self, rows: BatchRows) -> None:
+        """Write each row's reward, to as many digits as a reader can use: `openkto report` finds label errors by it."""
+        if self.rewards_file is not None:
+            point, *rewards = (float(f"{self.loss.beta * value:.5g}") for value in (rows.z_ref, *rows.log_ratio_N))
+            line = {"step": self.run.step, "point": point, "rows": rows.row_N.astype(int).tolist()}
+            line |= {"desirable": rows.is_desirable_N.astype(int).tolist(), "rewards": rewards}
+            self.rewards_file.write(line)
 
     def _pool(self, report: StepReport, seconds: float, flops: float) -> None:
         self.reports.append(report)
@@ -273,7 +287,8 @@ class Reporter:
         """Close files, trackers and the progress display."""
         if self.progress is not None:
             self.progress.close()
-        if self.batches_file is not None:
-            self.batches_file.close()
+        for record in (self.batches_file, self.rewards_file):
+            if record is not None:
+                record.close()
         if self.trackers is not None:
             self.trackers.close()

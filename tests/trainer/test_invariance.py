@@ -64,13 +64,35 @@ def test_one_rank_equals_the_definition_in_float64(one_rank):
         )
 
 
+def read_rewards(folder):
+    """Return each step's rewards by row, and which of its rows are desirable."""
+    lines = [json.loads(line) for line in (folder / "rewards.jsonl").read_text().splitlines()]
+    rewards = [dict(zip(line["rows"], line["rewards"], strict=True)) for line in lines]
+    return rewards, [dict(zip(line["rows"], line["desirable"], strict=True)) for line in lines]
+
+
+def test_the_rewards_that_are_written_are_those_of_the_steps_own_rows(one_rank):
+    lines, _, folder = one_rank
+    batches = [json.loads(line)["rows"] for line in (folder / "batches.jsonl").read_text().splitlines()]
+    rewards, labels = read_rewards(folder)
+    assert [set(step) for step in rewards] == [set(rows) for rows in batches]
+    for line, step, label in zip(lines, rewards, labels, strict=True):
+        for metric, is_desirable in (("rewards/chosen", 1), ("rewards/rejected", 0)):
+            of_class = [reward for row, reward in step.items() if label[row] == is_desirable]
+            assert (metric in line) == bool(of_class)
+            if of_class:
+                assert line[metric] == pytest.approx(sum(of_class) / len(of_class), rel=1e-3, abs=1e-7)
+
+
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_ranks_micro_batches_and_stages_change_nothing(one_rank, zero_stage, world_size, tmp_path):
-    lines, weights, _ = one_rank
+    lines, weights, folder = one_rank
     micro = 1 if world_size == 1 else 2
     (others, other_weights) = run_ranks(train, world_size, tmp_path, MIXED, tmp_path, zero_stage, 4, micro)[0]
     assert_same(lines, weights, others, other_weights)
+    for step, other in zip(read_rewards(folder)[0], read_rewards(tmp_path)[0], strict=True):
+        assert other == pytest.approx(step, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
