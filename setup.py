@@ -17,6 +17,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["openkto", "openkto.*"]),
+    package_data={"openkto.pages": ["page.html.jinja", "page.js"]},
     install_requires=[
         "torch>=2.11",
         "deepspeed>=0.19.8,<0.20",
@@ -31,6 +32,8 @@ setup(
         "xxhash>=3",
         "tensorboard>=2.15",
         "tqdm>=4.66",
+        "jinja2>=3.1",
+        "vl-convert-python>=1.9",
     ],
     extras_require={
         "wandb": ["wandb>=0.19"],

@@ -30,6 +30,8 @@ TRAIN += ["--eval_dataset", EVAL_ROWS, "--save_path", TRAINED]
 EVALUATE = ["cli/evaluate_kto.py", *SETTINGS, "--pretrain", TRAINED, "--ref_pretrain", MODEL]
 EVALUATE += ["--eval_dataset", EVAL_ROWS, "--save_path", TRAINED]
 
+REPORT = ["cli/report.py", TRAINED]
+
 SAMPLES_PER_QUESTION = 3
 SAMPLING_SEED = 7
 N_SHOWN = 6
@@ -71,20 +73,23 @@ def main() -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or else DeepSpeed warns that it found no accelerator
     start = time.monotonic()
     shutil.rmtree(ROOT / "demo", ignore_errors=True)
-    run("1 of 4: make a small Llama and pre-train it on a tiny language (about a minute)", MAKE_MODEL)
-    run("2 of 4: train it with KTO from 400 thumbs-up / thumbs-down rows (half a minute)", TRAIN)
-    run("3 of 4: compare it with the model before, on 100 held-out rows", EVALUATE)
-    logger.info("\n== 4 of 4: let both models answer")
+    run("1 of 5: make a small Llama and pre-train it on a tiny language (about a minute)", MAKE_MODEL)
+    run("2 of 5: train it with KTO from 400 thumbs-up / thumbs-down rows (half a minute)", TRAIN)
+    run("3 of 5: compare it with the model before, on 100 held-out rows", EVALUATE)
+    logger.info("\n== 4 of 5: let both models answer")
     _, held_out = all_questions()
     compare(held_out)
+    run("5 of 5: put the run's curves and its rows on a page", REPORT)
     logger.info(
-        "\nDone in %.0f s. The model before is in %s, the trained one in %s, all answers in %s.\n"
+        "\nDone in %.0f s. The model before is in %s, the trained one in %s, all answers in %s, and the page in\n"
+        "%s/report.html: open it in a browser.\n"
         "Next: put your own rows in the place of examples/kto_train.jsonl (any Hugging Face model in that of %s);\n"
         "README.md says how, and goes on to one GPU and to eight.",
         time.monotonic() - start,
         MODEL,
         TRAINED,
         ANSWERS,
+        TRAINED,
         MODEL,
     )
 

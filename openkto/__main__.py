@@ -3,7 +3,7 @@
 import sys
 
 from openkto import __version__
-from openkto.commands import convert_checkpoint, evaluate, merge_lora, precompute_reference, train
+from openkto.commands import convert_checkpoint, evaluate, merge_lora, precompute_reference, report, train
 from openkto.commands.run import run_and_exit
 from openkto.errors import ConfigError
 from openkto.flags import DESCRIPTIONS
@@ -12,6 +12,7 @@ COMMANDS = {
     "train": train.main,
     "precompute_reference": precompute_reference.main,
     "evaluate": evaluate.main,
+    "report": report.main,
     "merge_lora": merge_lora.main,
     "convert_checkpoint": convert_checkpoint.main,
 }

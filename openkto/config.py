@@ -597,6 +597,21 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(plain, sort_keys=False)
 
 
+def from_yaml(text: str) -> dict[str, Any]:
+    """Return the settings that `to_yaml` wrote, by their flat names, without checking them.
+
+    Raises:
+        ValueError: the text is no YAML mapping.
+    """
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"no YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError("no YAML mapping")
+    return {str(name): value for name, value in values.items()}
+
+
 def is_adapter_folder(pretrain: str) -> bool:
     """Return whether a name is the folder of a peft adapter."""
     return os.path.isfile(os.path.join(pretrain, "adapter_config.json"))

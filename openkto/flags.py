@@ -45,11 +45,13 @@ REQUIRED: dict[Command, tuple[str, ...]] = {
 }
 
 # What each command does, in `openkto --help` and in its own.
-DESCRIPTIONS: dict[Command, str] = {
+DESCRIPTIONS: dict[str, str] = {
     "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
     "precompute_reference": "Compute what a training run asks of its reference, so that --ref_mode cached finds it "
     "done. Takes the run's own flags.",
     "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
+    "report": "Show a run's curves, what they mean and its likely label errors on one HTML page. Several runs are "
+    "shown side by side. It works on a run that is still going, too.",
     "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
     "convert_checkpoint": "Write the model, or adapter, of a checkpoint (--load_checkpoint) to --save_path. --pretrain "
     "is what training started from: its configuration, tokenizer and frozen weights are taken.",

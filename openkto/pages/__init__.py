@@ -1,0 +1,1 @@
+"""Pages that a person looks at, made from the files that a run leaves: each is one HTML file that asks nobody else."""
