@@ -147,7 +147,7 @@ def attention_lengths_of_an_evaluation(argv):
     strategy = train.make_strategy(config)
     strategy.setup_distributed()
     loaders = list(train.make_eval_loaders(config, strategy, evaluation_sets(config, tokenizer)).values())
-    evaluate.load_models(config, strategy, names, {}, loaders, Watchdog(0, 0))
+    evaluate.load_models(config, strategy, names, {}, loaders, Watchdog(0, 0), StopRequest())
     return [loader.attention_length for loader in loaders]
 
 

@@ -57,7 +57,9 @@ def test_a_run_leaves_an_adapter_that_peft_loads_with_the_same_numbers(place, ze
 
 def test_the_adapters_dtype_is_that_of_training_unless_told_otherwise(place):
     for more, dtype in (([], torch.bfloat16), (["--export_dtype", "fp32"], torch.float32)):
-        run_ranks(train.main, 1, place, flags(place, *LORA, "--param_dtype", "bf16", "--max_steps", "1", *more))
+        run_ranks(
+            train.main, 1, place, flags(place, *LORA, "--param_dtype", "bf16", "--max_steps", "1", "--overwrite", *more)
+        )
         tensors = safetensors.torch.load_file(place / "out/adapter_model.safetensors")
         assert {tensor.dtype for tensor in tensors.values()} == {dtype}
     # float32 comes from the optimizer's masters: what bfloat16 cannot hold is there.
