@@ -135,14 +135,14 @@ def test_a_merged_model_has_its_bases_dtype_unless_told_otherwise(place, capsys)
     transformers.AutoModelForCausalLM.from_pretrained(place / "model").bfloat16().save_pretrained(place / "model")
     run_ranks(train.main, 1, place, flags(place, *LORA, "--param_dtype", "fp32", "--max_steps", "1"))
     for more, dtype in (([], torch.bfloat16), (["--export_dtype", "fp32"], torch.float32)):
-        argv = ["--pretrain", f"{place}/out", "--save_path", f"{place}/whole", *more]
+        argv = ["--pretrain", f"{place}/out", "--save_path", f"{place}/whole", "--overwrite", *more]
         assert status(merge_lora.main, argv, capsys)[0] == 0
         loaded = transformers.AutoModelForCausalLM.from_pretrained(place / "whole", dtype="auto")
         assert loaded.dtype == dtype
     # The sum of a bfloat16 base and a float32 adapter is rounded once, at the end.
     base = transformers.AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
     exact = peft.PeftModel.from_pretrained(base, place / "out").merge_and_unload().state_dict()
-    argv = ["--pretrain", f"{place}/out", "--save_path", f"{place}/whole"]
+    argv = ["--pretrain", f"{place}/out", "--save_path", f"{place}/whole", "--overwrite"]
     assert status(merge_lora.main, argv, capsys)[0] == 0
     merged = transformers.AutoModelForCausalLM.from_pretrained(place / "whole", dtype="auto").state_dict()
     assert all(torch.equal(tensor, exact[name].bfloat16()) for name, tensor in merged.items())
