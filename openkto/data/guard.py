@@ -6,19 +6,19 @@ from functools import cached_property
 
 from openkto.data.messages import Message, calls_of, names_of_tools, reasoning_of
 from openkto.data.notes import Note
-from openkto.data.problems import BadRow, shorten
+from openkto.data.problems import ALSO_SKIP, BadRow, shorten
 
 # Templates may write a message's thoughts apart from the rest, or leave those of earlier turns out.
 THOUGHTS = re.compile(r"</?think(?:ing)?>")
-SKIP = " --on_bad_rows skip leaves such rows out."
 CURES = {
-    "system": "Write it into the first user message, or take a model whose chat template has system messages." + SKIP,
+    "system": "Write it into the first user message, or take a model whose chat template has system messages."
+    + ALSO_SKIP,
     "reasoning": "Leave it out of the row, or write it into the content as the model does; where thinking is a mode of"
-    " the template pass --chat_template_kwargs." + SKIP,
+    " the template pass --chat_template_kwargs." + ALSO_SKIP,
     "tool call": "Write the call into the content as the model does, or take a model whose chat template has tool"
-    " calls." + SKIP,
+    " calls." + ALSO_SKIP,
 }
-CURE = "Correct the chat template or the row." + SKIP
+CURE = "Correct the chat template or the row." + ALSO_SKIP
 
 
 class Text:

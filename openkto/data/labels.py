@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from openkto.data.problems import BadRow, shorten
+from openkto.data.problems import OR_SKIP, BadRow, shorten
 
 BOOLEANS = "true/false"
 ZERO_ONE = "1/0"
@@ -79,7 +79,7 @@ class LabelReader:
         elif not self._conventions & conventions:
             first_place, first_value = self._first
             rule = f"labels of one file must keep one convention ({first_place} has {first_value})"
-            cure = "Write all labels of the file in one way, or pass --on_bad_rows skip to leave such rows out."
+            cure = "Write all labels of the file in one way" + OR_SKIP
             raise BadRow(place, "label of another convention", rule, shorten(value), cure)
         elif self._conventions - conventions:
             self._conventions, self._first = self._conventions & conventions, (place, shorten(value))
@@ -123,7 +123,7 @@ def _cure(value: object) -> str:
         cure = "Say what other words mean with --label_map, such as --label_map great=true awful=false"
     else:
         cure = "Fix the row"
-    return f"{cure}, or pass --on_bad_rows skip to leave such rows out."
+    return cure + OR_SKIP
 
 
 def _meaning(value: object) -> tuple[bool, set[str]] | None:

@@ -5,6 +5,7 @@ import reprlib
 from openkto.errors import DataError
 
 OR_SKIP = ", or pass --on_bad_rows skip to leave such rows out."
+ALSO_SKIP = " --on_bad_rows skip leaves such rows out."  # behind a cure of several sentences
 FIX_ROW = "Fix the row" + OR_SKIP
 
 # Values come from users' files: a megabyte of text or a thousand levels of nesting must not reach the sentence.
@@ -34,7 +35,7 @@ class BadRow(DataError):
 
     def when_skipped(self) -> str:
         """Return the sentence without the advice to skip such rows, which was taken."""
-        return str(self).replace(OR_SKIP, ".")
+        return str(self).replace(OR_SKIP, ".").replace(ALSO_SKIP, "")
 
 
 class Findings:

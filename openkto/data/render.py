@@ -10,17 +10,14 @@ from typing import Any
 from openkto.data.guard import check_rendered
 from openkto.data.messages import Message, with_arguments
 from openkto.data.notes import Note
-from openkto.data.problems import BadRow, data_error, shorten
+from openkto.data.problems import OR_SKIP, BadRow, data_error, shorten
 from openkto.data.row import Row
 from openkto.data.template import ChatTemplate, added_tokens, common_end, common_start
 
 EMPTY_THOUGHTS = re.compile(r"\s*(?:<think>)?\s*</think>")
 CLOSED_BLOCK = re.compile(r"\s*<(?!/)[^<>]+>[^<>]*<(?:/[^<>]+|[^<>|/]+\|)>\s*\Z")
 # Where a template renders the messages of a completion otherwise than it did when they were written.
-LAST_ANSWER = (
-    "Take the last answer as the completion and what is before it as the prompt, or pass --on_bad_rows skip to leave"
-    " such rows out."
-)
+LAST_ANSWER = "Take the last answer as the completion and what is before it as the prompt" + OR_SKIP
 
 
 @dataclass(frozen=True)

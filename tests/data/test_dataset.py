@@ -486,3 +486,20 @@ def test_arguments_for_the_template_ends_and_a_printed_date_make_rows_of_their_o
         rows(1, 1), max_len=99, tokenizer=dated, template_date="2025-02-03", chat_template_kwargs={"tone": "x"}
     )
     assert shown.preview(1).splitlines()[1].startswith("2025x<|start|>")
+
+
+def test_no_row_that_was_skipped_is_answered_with_the_advice_to_skip_it():
+    others = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi?"}]
+    good = rows(2, 2)
+    sources = {
+        "label": [*good, {**good[0], "label": "perhaps"}],
+        "label of another convention": [*good, {**good[0], "label": "yes"}],
+        "missing field": [*good, {"prompt": "p", "label": True}],
+        "text left out": [{**row, "prompt": chat[1:]} for row in good] + [{**good[0], "prompt": chat}],
+    }
+    for found in sources.values():
+        tokenizer = byte_tokenizer(chat_template=others)
+        report = make(found, tokenizer=tokenizer, on_bad_rows="skip", apply_chat_template=False).report
+        assert sum(report.skipped.values()) == 1
+        assert "on_bad_rows" not in next(iter(report.first_skipped.values()))
