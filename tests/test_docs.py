@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from openkto.__main__ import COMMANDS
-from openkto.commands import train
+from openkto.commands import report, train
 from openkto.config import LOSS_TYPES
 from openkto.flags import parse
+from tests.pages.made_runs import learning_run
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
 
@@ -53,14 +54,27 @@ def written_commands():
     """Return the words of each openkto command in the shell blocks of README and docs, with its launcher."""
     text = "".join(
         path.read_text()
-        for path in (DOCS.parent / "README.md", DOCS / "lora.md", DOCS / "reference.md", DOCS / "parallel.md")
+        for path in (
+            DOCS.parent / "README.md",
+            *(DOCS / f"{n}.md" for n in ("lora", "reference", "parallel", "report")),
+        )
     )
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [shlex.split(line) for line in lines if line.split()[:1] in (["openkto"], ["deepspeed"], ["torchrun"])]
 
 
-@pytest.mark.parametrize("words", written_commands(), ids=" ".join)
+@pytest.mark.parametrize("words", [w for w in written_commands() if w[1] == "report"], ids=" ".join)
+def test_the_written_reports_are_made(words, tmp_path, monkeypatch):
+    for name in ("out", "other_out"):
+        learning_run(tmp_path / name, 4)
+    monkeypatch.chdir(tmp_path)
+    report.main(words[2:])
+    assert {path.name for path in (tmp_path.glob("**/*.html"))} <= {"report.html", "page.html"}
+    assert list(tmp_path.glob("**/*.html"))
+
+
+@pytest.mark.parametrize("words", [w for w in written_commands() if w[1] != "report"], ids=" ".join)
 def test_the_written_commands_are_understood(words, tmp_path, monkeypatch):
     write_model(tmp_path / "path/or/name")
     write_rows(tmp_path / "rows.jsonl", 4)
