@@ -84,12 +84,16 @@ def test_three_epochs_on_two_ranks_resumed_on_one_have_the_numbers_of_a_model(pl
         torch.testing.assert_close(b[name], tensor, rtol=0, atol=1e-5)
 
 
+# The evaluation rows are messages and the training rows texts: wrapped in the template, these would be the same tokens.
+PLAIN = ("--apply_chat_template", "false")
+
+
 def rows_in(files):
     return sum(pq.read_table(file).num_rows for file in files)
 
 
 def test_later_runs_compute_only_what_is_missing(place):  # noqa: F811
-    first = flags(place, "--ref_mode", "cached", "--log_batches")
+    first = flags(place, *PLAIN, "--ref_mode", "cached", "--log_batches")
     run_ranks(train.main, 2, place, first)
     one_epoch = parts(place)
     tokens = {r["row"]: r for r in map(json.loads, (place / "out/tokens.jsonl").read_text().splitlines())}
@@ -100,7 +104,7 @@ def test_later_runs_compute_only_what_is_missing(place):  # noqa: F811
     assert rows_in(one_epoch) == len(texts) + 13
 
     other = ["--beta", "0.5", "--learning_rate", "1e-4", "--micro_train_batch_size", "2", "--zero_stage", "3"]
-    (counts,) = run_ranks(counted, 1, place, flags(place, "--ref_mode", "cached", *other))
+    (counts,) = run_ranks(counted, 1, place, flags(place, *PLAIN, "--ref_mode", "cached", *other))
     # 32 of the training set's pairs at the most and all 14 of the other's, two at a time, and the short forward that
     # every model starts with; nothing while training.
     assert counts == [32 // 2 + 14 // 2 + 1, 0]
@@ -108,12 +112,12 @@ def test_later_runs_compute_only_what_is_missing(place):  # noqa: F811
 
     for more in (["--max_epochs", "2"], ["--seed", "7"]):
         before = rows_in(parts(place))
-        said = told(flags(place, "--ref_mode", "cached", *more), 1, place)
+        said = told(flags(place, *PLAIN, "--ref_mode", "cached", *more), 1, place)
         assert 0 < rows_in(parts(place)) - before <= 20, "mismatched pairs of one more epoch alone"
         assert "cached values checked: at most" in said
     # Shorter: what is not cut is there already, what is cut is computed.
     before = rows_in(parts(place))
-    run_ranks(train.main, 1, place, flags(place, "--ref_mode", "cached", "--max_len", "40"))
+    run_ranks(train.main, 1, place, flags(place, *PLAIN, "--ref_mode", "cached", "--max_len", "40"))
     assert 0 < rows_in(parts(place)) - before < len(texts) + 13
 
 
@@ -133,7 +137,7 @@ def killed_filling(argv, forwards):
 
 
 def test_a_killed_filling_goes_on_and_a_damaged_part_is_computed_again(place):  # noqa: F811
-    argv = flags(place, "--ref_mode", "cached", "--micro_train_batch_size", "4")
+    argv = flags(place, *PLAIN, "--ref_mode", "cached", "--micro_train_batch_size", "4")
     whole = told([*argv, "--ref_cache_dir", f"{place}/other"], 1, place)
     expected = lines(place / "out", "train")
     total = rows_in((place / "other").glob("*/part-*.parquet"))
@@ -195,7 +199,7 @@ def test_values_of_other_weights_are_never_used(place):  # noqa: F811
 
 
 def test_auto_takes_a_cache_that_is_complete_alone(place):  # noqa: F811
-    argv = flags(place, "--max_epochs", "2")
+    argv = flags(place, *PLAIN, "--max_epochs", "2")
     assert f"the reference is {place}/model\n" in told(argv, 1, place)
     assert parts(place) == []
     run_ranks(precompute_reference.main, 2, place, argv)
@@ -248,7 +252,7 @@ def test_a_reference_that_is_not_finite_is_one_sentence(place):  # noqa: F811
     path = place / "model/model.safetensors"
     weights = safetensors.torch.load_file(path)
     # Of all tokens but those of the short forward that every model starts with.
-    short = torch.arange(16) * 7919 % len(weights["model.embed_tokens.weight"])
+    short = torch.arange(24) * 7919 % len(weights["model.embed_tokens.weight"])
     broken = torch.ones(len(weights["model.embed_tokens.weight"]), dtype=torch.bool)
     broken[short] = False
     weights["model.embed_tokens.weight"][broken] = float("nan")

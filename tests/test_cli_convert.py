@@ -70,7 +70,7 @@ def test_another_programs_checkpoint_is_converted_too(place):  # noqa: F811
     """One that trains the model itself, at stage 0 and 2, and knows nothing of our manifest."""
     for stage in (0, 2):
         trained = run_ranks(train_elsewhere, 1, place, str(place / "model"), str(place / f"other{stage}"), stage)[0]
-        assert convert(place, "--load_checkpoint", f"{place}/other{stage}/global_step1") == 0
+        assert convert(place, "--overwrite", "--load_checkpoint", f"{place}/other{stage}/global_step1") == 0
         converted = weights(place / "converted")
         assert all(torch.equal(tensor, trained[name]) for name, tensor in converted.items())
 
