@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from openkto.errors import ConfigError, OpenKTOError
 from openkto.flags import DESCRIPTIONS, parse
-from openkto.pages.run_files import RunRecord, read_run
+from openkto.pages.run_files import RunRecord, read_run, with_distinct_names
 from openkto.pages.suspects import suspects_of
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ def main(argv: list[str]) -> None:
         raise ConfigError(f"--suspects: must be 0 or more; got {options.suspects}. Correct it, or leave it out.")
     runs = [read_run(Path(name)) for name in options.runs]
     # The plots' library takes a moment to load: a wrong folder is answered before.
-    from openkto.pages.page import charts_and_names, png_of, report_page
+    from openkto.pages.charts import charts_of
+    from openkto.pages.page import png_of, report_page
 
-    charts = charts_and_names(runs)
+    charts = charts_of(runs, with_distinct_names(runs))
     output = Path(options.output or runs[0].folder / "report.html")
     write(output, report_page(runs, charts, find_suspects(runs, options.suspects)).encode())
     log.info("the report is in %s", output)

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 import vl_convert
 
-from openkto.pages.charts import Chart, charts_of
+from openkto.pages.charts import Chart
 from openkto.pages.reading import Finding, ends, judged, read_curves
 from openkto.pages.run_files import Line, RunRecord, with_distinct_names
 from openkto.pages.suspects import Suspect
@@ -81,11 +81,6 @@ def png_of(chart: Chart) -> bytes:
     if spec.get("width") == "container":
         spec["width"] = PNG_WIDTH
     return bytes(vl_convert.vegalite_to_png(spec, scale=PNG_SCALE))
-
-
-def charts_and_names(runs: list[RunRecord]) -> list[Chart]:
-    """Return the charts of the runs, named as the page names them."""
-    return charts_of(runs, with_distinct_names(runs))
 
 
 def _subtitle(runs: list[RunRecord]) -> str:
