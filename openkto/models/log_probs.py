@@ -29,7 +29,7 @@ IGNORES_SCALE = {"mpt"}  # transformers' MPT does not read its logit_scale
 
 @dataclass(frozen=True)
 class LogitMap:
-    """What a model does to its head's output: a factor (Cohere, Granite), then a soft cap (Gemma)."""
+    """What a model does to its head's output: a factor (Cohere, Granite), then a soft cap (Gemma, xLSTM)."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -65,7 +65,7 @@ def logit_map_of(config: Any) -> LogitMap:
         scale = 1.0 / scale
     if text.model_type not in IGNORES_SCALE:
         scale *= number("logit_scale", "lm_head_multiplier") or 1.0
-    return LogitMap(scale, number("final_logit_softcapping", "logits_soft_cap"))
+    return LogitMap(scale, number("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"))
 
 
 def _chunk_logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, logit_map: LogitMap) -> Tensor:

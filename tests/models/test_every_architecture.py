@@ -38,6 +38,7 @@ RIGHT = [
     ("phimoe", {"router_jitter_noise": 0.3, "input_jitter_noise": 0.2, "sliding_window": 8}, False),
     ("qwen2_moe", {}, False),
     ("recurrent_gemma", {"logits_soft_cap": 2.0}, False),
+    ("xlstm", {"output_logit_soft_cap": 2.0}, False),
 ]
 REFUSED = [
     ("bert", {"is_decoder": True}, "the log-probabilities must follow from the model's own logits"),
