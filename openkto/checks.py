@@ -74,6 +74,8 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
             _fail(place(name), "needs evaluation rows", "no --eval_dataset", "Give one, or leave it out.")
     if config.checkpoint.keep_best is not None and config.train.eval_steps == 0:
         _fail(place("keep_best"), "needs evaluations", "--eval_steps 0", "Raise --eval_steps, or leave it out.")
+    if config.checkpoint.save_failed_step and config.checkpoint.disable_ds_ckpt:
+        _fail(place("save_failed_step"), "needs checkpoints", "--disable_ds_ckpt", "Leave one of them out.")
     return _training_warnings(config, place)
 
 

@@ -482,6 +482,9 @@ class CheckpointConfig:
     )
     save_hf_ckpt: bool = option(False, "with each checkpoint also save the model as a Hugging Face folder")
     disable_ds_ckpt: bool = option(False, "write no DeepSpeed checkpoints; a run cannot be resumed then")
+    save_failed_step: bool = option(
+        False, "save a checkpoint of the state before a step that gives NaN, so that the step can be made again"
+    )
     load_checkpoint: bool | str = option(
         False,
         "resume from the newest complete checkpoint, or start anew where there is none; a path (a checkpoint, a run's "

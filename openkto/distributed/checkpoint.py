@@ -213,8 +213,44 @@ class Checkpoints:
         Raises:
             CheckpointError: it failed for the third time in a row.
         """
-        started, name, scratch = time.perf_counter(), layout.name_of(step), self.root / layout.SCRATCH
-        is_first = self.strategy.rank == 0
+        started, name = time.perf_counter(), layout.name_of(step)
+        failure = self._save_as(name, engine, state, arrays, moving_reference, write_copy)
+        if failure is not None:
+            self._give_up(name, failure)
+            return False
+        if self.strategy.rank == 0:
+            self._tidy(name, best_step)
+        self.failures, self.saved_step = 0, step
+        log.info("checkpoint %s: saved in %.1f s", name, time.perf_counter() - started)
+        return True
+
+    def save_before_failed_step(
+        self, engine: Any, step: int, state: dict[str, Any], arrays: Arrays, moving_reference: nn.Module | None
+    ) -> None:
+        """Write the state before a step that failed, where only `--load_checkpoint PATH` finds it; see `save`.
+
+        What fails here is a warning: the run ends anyway.
+        """
+        name = f"{layout.BEFORE_FAILED}{step}"
+        failure = self._save_as(name, engine, state, arrays, moving_reference, None)
+        if self.strategy.rank == 0:
+            reason_of(lambda: layout.clear(self.root))
+            if failure is None:
+                log.warning("warning: %s has the state before the step that failed.", self.root / name)
+            else:
+                log.warning("warning: checkpoint %s: was not saved (%s).", name, failure)
+
+    def _save_as(
+        self,
+        name: str,
+        engine: Any,
+        state: dict[str, Any],
+        arrays: Arrays,
+        moving_reference: nn.Module | None,
+        write_copy: Callable[[str], None] | None,
+    ) -> str | None:
+        """Write all of a checkpoint under a scratch name, then give it its own; return what failed, on any rank."""
+        scratch, is_first = self.root / layout.SCRATCH, self.strategy.rank == 0
         failure = first_problem(self.strategy, reason_of(lambda: self._clear(scratch / name)) if is_first else None)
         if failure is None and self.with_engine:
             failure = self._write(engine, scratch / name, state, arrays, moving_reference)
@@ -223,14 +259,7 @@ class Checkpoints:
             failure = first_problem(self.strategy, reason_of(lambda: write_copy(str(copy))))
         if failure is None:
             failure = first_problem(self.strategy, reason_of(lambda: self._put_in_place(name)) if is_first else None)
-        if failure is not None:
-            self._give_up(name, failure)
-            return False
-        if is_first:
-            self._tidy(name, best_step)
-        self.failures, self.saved_step = 0, step
-        log.info("checkpoint %s: saved in %.1f s", name, time.perf_counter() - started)
-        return True
+        return failure
 
     def _clear(self, folder: Path) -> None:
         layout.clear(self.root)

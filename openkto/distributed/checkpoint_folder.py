@@ -2,6 +2,7 @@
 
     global_step12/          DeepSpeed's files, state.json, arrays.safetensors and, as the last one, manifest.json
     global_step12_hf/       the same weights as a Hugging Face folder, with --save_hf_ckpt
+    before_failed_step12/   of the state before a step that failed, with --save_failed_step; only a path resumes from it
     latest, best, finished  each a line with a checkpoint's name
     .saving/                a checkpoint that is being written; of a killed run it is debris
 
@@ -33,6 +34,7 @@ POINTERS = ("latest", "best", "finished")
 # As `name_of` writes it: no leading zero, no digit of another script, no number beyond all bounds.
 NAME = re.compile(r"global_step(0|[1-9][0-9]{0,14})")
 LONGEST_NAME = 64
+BEFORE_FAILED = "before_failed_step"
 GIGABYTE = 10**9
 
 
@@ -234,12 +236,13 @@ def held_in(root: Path) -> list[str]:
 def set_aside(root: Path) -> str | None:
     """Move an earlier run's checkpoints into a numbered folder; return its name, or None where there are none."""
     names = held_in(root)
-    if not names:
+    if not names and not any(root.glob(f"{BEFORE_FAILED}*")):
         return None
     place = next(place for n in range(1, 10**6) if not (place := root / f"earlier-{n}").exists())
     place.mkdir()
     pointers = [root / pointer for pointer in POINTERS]
-    for path in [*(folder for name in names for folder in _folders(root, name)), *pointers]:
+    folders = [folder for name in names for folder in _folders(root, name)]
+    for path in [*folders, *root.glob(f"{BEFORE_FAILED}*"), *pointers]:
         if path.exists():
             path.rename(place / path.name)
     return place.name

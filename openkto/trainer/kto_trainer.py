@@ -220,7 +220,8 @@ class KTOTrainer:
                 while run.step < last_step:
                     started = self._wait_for_batch(run.step + 1)
                     for batch in loader:
-                        self._step_and_report(args, run, reporter, batch, started, is_last=run.step + 1 == total_steps)
+                        is_last = run.step + 1 == total_steps
+                        self._step_and_report(args, run, reporter, saver, batch, started, is_last=is_last)
                         is_best = False
                         if self._is_evaluation_due(args.eval_steps, run.step, total_steps):
                             is_best = saver.is_best(run, self._evaluate_and_report(run, reporter, saver))
@@ -253,6 +254,8 @@ class KTOTrainer:
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
         checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)
+        if args.save_failed_step and not checkpoints.with_engine:
+            raise ConfigError("--save_failed_step: needs checkpoints; got --disable_ds_ckpt. Leave one of them out.")
         loader = self.train_dataloader
         identity = self.settings | identity_of(self.model.module, loader, total_steps)
         plan = {
@@ -280,8 +283,17 @@ class KTOTrainer:
         return time.perf_counter()
 
     def _step_and_report(
-        self, args: FitArgs, run: RunState, reporter: Reporter, batch: RankBatch, started: float, *, is_last: bool
+        self,
+        args: FitArgs,
+        run: RunState,
+        reporter: Reporter,
+        saver: RunSaver,
+        batch: RankBatch,
+        started: float,
+        *,
+        is_last: bool,
     ) -> None:
+        saver.note_before_step()
         run.step += 1
         self.watchdog.phase(f"step {run.step}")
         rates = learning_rates(self.scheduler, run.updates + 1)
@@ -289,6 +301,7 @@ class KTOTrainer:
         try:
             report = self._train_step(args, run, batch, rates[0])
         except TrainingError:
+            saver.save_before_failed_step(run, reporter)
             reporter.failed_step(batch)
             raise
         run.updates += report.applied

@@ -17,6 +17,7 @@ from openkto.config import HIGHER_IS_BETTER
 from openkto.data.loader import KTODataLoader
 from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.checkpoint import Checkpoints
+from openkto.distributed.checkpoint_folder import name_of
 from openkto.distributed.gather import gather_weights, whole_shape
 from openkto.distributed.watchdog import Watchdog
 from openkto.errors import CheckpointError, ConfigError, NoStepError, OpenKTOError, StopError, TrainingError
@@ -25,7 +26,7 @@ from openkto.trainer.environment import environment
 from openkto.trainer.fit_args import FitArgs
 from openkto.trainer.newest import find_checkpoint, is_instead
 from openkto.trainer.reporter import Reporter, Resumed
-from openkto.trainer.rng import rng_state, set_rng_state
+from openkto.trainer.rng import Arrays, rng_state, set_rng_state
 from openkto.trainer.run_state import RunState, check_same_run
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class RunSaver:
         self.writes = checkpoints.with_engine or write_copy is not None
         self.last_save = time.monotonic()
         self.first_step = 0
+        self.before_step: tuple[dict[str, Any], dict[str, float]] | None = None
 
     def begin(self, consumed_samples: int) -> tuple[RunState, Resumed | None]:
         """Return where the run stands, with the engine, the loader and the generators there too.
@@ -95,7 +97,8 @@ class RunSaver:
         run = RunState.from_json(found.state["run"])
         self.first_step = run.step
         if found.folder.resolve().parent == self.checkpoints.root.resolve():
-            self.checkpoints.saved_step = run.step
+            if found.folder.resolve().name == name_of(run.step):
+                self.checkpoints.saved_step = run.step
         elif self.writes:
             self.checkpoints.start_afresh()
         self.loader.start_at(run.consumed_samples)
@@ -189,23 +192,7 @@ class RunSaver:
                 self.checkpoints.mark_best(run.step)
             return True
         self.watchdog.phase(f"saving a checkpoint at step {run.step}", is_saving=True)
-        resumed = reporter.state()
-        states = self.strategy.gather_objects((self.strategy.random_rank, rng_state(self.strategy.device)))
-        arrays = {f"rng/{rank}/{name}": array for rank, own in states for name, array in own.items()}
-        arrays |= {f"window/{name}": array for name, array in resumed.arrays.items()}
-        state = {
-            "run": run.to_json(),
-            "updates": run.updates,
-            "epoch": run.consumed_samples / self.loader.num_rows,
-            "seed": self.loader.seed,
-            "total_steps": self.total_steps,
-            "identity": self.identity,
-            "reporter": resumed.values,
-            "loss_scale": self.strategy.loss_scale(self.engine),
-            "zero_stage": self.strategy.zero_stage,
-            "environment": environment(self.strategy.world_size, self.strategy.device),
-            "settings": self.args.settings,
-        }
+        state, arrays = self._contents(run, reporter, rng_state(self.strategy.device), self._loss_scale())
         is_saved = self.checkpoints.save(
             self.engine,
             run.step,
@@ -217,6 +204,54 @@ class RunSaver:
         )
         self.last_save = time.monotonic()
         return is_saved
+
+    def _contents(
+        self, run: RunState, reporter: Reporter, generators: Arrays, loss_scale: dict[str, float]
+    ) -> tuple[dict[str, Any], Arrays]:
+        """Return what a checkpoint holds beside the engine, as JSON and as arrays; all ranks must call it."""
+        resumed = reporter.state()
+        states = self.strategy.gather_objects((self.strategy.random_rank, generators))
+        arrays = {f"rng/{rank}/{name}": array for rank, own in states for name, array in own.items()}
+        arrays |= {f"window/{name}": array for name, array in resumed.arrays.items()}
+        state = {
+            "run": run.to_json(),
+            "updates": run.updates,
+            "epoch": run.consumed_samples / self.loader.num_rows,
+            "seed": self.loader.seed,
+            "total_steps": self.total_steps,
+            "identity": self.identity,
+            "reporter": resumed.values,
+            "loss_scale": loss_scale,
+            "zero_stage": self.strategy.zero_stage,
+            "environment": environment(self.strategy.world_size, self.strategy.device),
+            "settings": self.args.settings,
+        }
+        return state, arrays
+
+    def _loss_scale(self) -> dict[str, float]:
+        scale: dict[str, float] = self.strategy.loss_scale(self.engine)
+        return scale
+
+    # ---- a step that fails ------------------------------------------------------------------------------------------
+
+    def note_before_step(self) -> None:
+        """Note what a step changes before it can fail, where the state before a failed step is asked for."""
+        if self.args.save_failed_step:
+            self.before_step = rng_state(self.strategy.device), self._loss_scale()
+
+    def save_before_failed_step(self, run: RunState, reporter: Reporter) -> None:
+        """Save the run as it stood before the step that failed, if that is asked for; all ranks must call it.
+
+        No update was made, so weights and optimizer are those of before.
+        """
+        if self.before_step is None:
+            return
+        self.watchdog.phase(f"saving the state before step {run.step}", is_saving=True)
+        failed = run.step
+        run.step -= 1
+        state, arrays = self._contents(run, reporter, *self.before_step)
+        self.checkpoints.save_before_failed_step(self.engine, failed, state, arrays, self.moving_reference)
+        run.step = failed
 
 
 def open_checkpoints(args: FitArgs, strategy: Any, *, with_engine: bool) -> Checkpoints:

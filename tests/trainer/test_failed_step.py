@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from openkto.data.batch import epoch_order
+from openkto.distributed.checkpoint_folder import pointed_to
+from openkto.distributed.gather import gather_weights
 from openkto.errors import TrainingError
 from tests.ranks import run_ranks
 from tests.tiny import TokenRowList, make_trainer, quiet_args, token_rows
@@ -46,3 +48,68 @@ def test_a_step_that_fails_leaves_its_rows_lengths_and_terms(tmp_path):
     (line,) = map(json.loads, (tmp_path / "a/batches.jsonl").read_text().splitlines())
     assert line["step"] == 1
     assert sorted(line["rows"]) == [0, 1, 2, 3]
+
+
+# ---- the state before it --------------------------------------------------------------------------------------------
+
+STEPS, FAILED = 6, 4
+
+
+def train(folder, zero_stage, fails_in=None, **more):
+    """Train a model whose forwards draw a number; return the weights, None of a step that failed, and the numbers."""
+    rows = token_rows([True, False] * 8)
+    settings = {"batch": 4, "micro": 2, "lr": 3e-3, "steps": STEPS, "schedule": "cosine"}
+    trainer, _ = make_trainer(rows, zero_stage=zero_stage, **settings)
+    draws = []
+
+    def last_norm(module, inputs, output):
+        if torch.is_grad_enabled():
+            draws.append((trainer.run.step, float(torch.rand(()))))
+        if trainer.run.step == FAILED and torch.is_grad_enabled():
+            if fails_in == "gradient":
+                output.register_hook(lambda gradient: gradient * math.nan)
+            elif fails_in == "forward":
+                return output * math.nan
+        return output
+
+    trainer.model.module.model.model.norm.register_forward_hook(last_norm)
+    args = quiet_args(folder, STEPS, logging_steps=5, **more)
+    if fails_in is not None:
+        with pytest.raises(TrainingError, match=f"step {FAILED}:"):
+            trainer.fit(args)
+        return None, draws
+    trainer.fit(args)
+    return gather_weights(trainer.model.module, torch.float32), draws
+
+
+def fail_and_go_on(folder, zero_stage, fails_in):
+    """Fail, replay what failed from the state before it, and go on from there as if nothing had failed."""
+    whole, drawn = train(folder / "whole", zero_stage)
+    out = folder / fails_in
+    train(out, zero_stage, fails_in, save_failed_step=True, save_steps=2, max_ckpt_num=1)
+    before = str(out / f"checkpoints/before_failed_step{FAILED}")
+    _, again = train(folder / "replay", zero_stage, fails_in, load_checkpoint=before)
+    assert again == [draw for draw in drawn if draw[0] == FAILED]
+    weights, rest = train(folder / "rest", zero_stage, load_checkpoint=before)
+    assert rest == [draw for draw in drawn if draw[0] >= FAILED]
+    return all(torch.equal(weights[name], whole[name]) for name in whole), sorted(
+        path.name for path in (out / "checkpoints").iterdir()
+    )
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "fails_in"),
+    [pytest.param(0, "gradient", marks=pytest.mark.slow), (2, "gradient"), (3, "forward")],
+)
+def test_the_state_before_a_step_that_failed_makes_it_again(tmp_path, zero_stage, fails_in):
+    is_equal, names = run_ranks(fail_and_go_on, 2, tmp_path, tmp_path, zero_stage, fails_in)[0]
+    assert is_equal
+    # It is neither counted nor taken for the newest.
+    assert names == [f"before_failed_step{FAILED}", "global_step2", "latest"]
+    lines = [json.loads(line) for line in (tmp_path / "rest/metrics.jsonl").read_text().splitlines()]
+    whole = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
+    assert losses == [(line["step"], line["loss"]) for line in whole if line["kind"] == "train"]
+    state = json.loads((tmp_path / fails_in / f"checkpoints/before_failed_step{FAILED}/state.json").read_text())
+    assert (state["run"]["step"], state["updates"]) == (FAILED - 1, FAILED - 1)
+    assert pointed_to(tmp_path / fails_in / "checkpoints", "latest") == "global_step2"
