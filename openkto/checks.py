@@ -21,7 +21,9 @@ from openkto.config import (
     OptimConfig,
     RunConfig,
     is_adapter_folder,
+    policy_name,
     ref_is_adapter,
+    reference_name,
     split_eval_set,
     trains_adapter,
 )
@@ -84,6 +86,17 @@ def _check_model(config: RunConfig, place: Place) -> None:
     for name, path in (("pretrain", model.pretrain), ("ref_pretrain", model.ref_pretrain)):
         if path and path.startswith(("/", "./", "../")) and not os.path.isdir(path):
             _fail(place(name), "must be a Hugging Face name or a folder that exists", repr(path), "Check the path.")
+    reference = model.ref_pretrain or model.pretrain
+    for name, of, revision in (
+        ("revision", model.pretrain, model.revision),
+        ("ref_revision", reference, model.ref_revision),
+    ):
+        if revision is not None and os.path.isdir(of):
+            _fail(
+                place(name), "goes with a model on the Hub, with versions", f"the folder {of!r}", "Leave it out."
+            )
+        if revision is not None and "@" in of:
+            _fail(place(name), "must be left out where the name holds a revision", f"the name {of}", "Leave one out.")
 
 
 def _check_merge(config: RunConfig, place: Place) -> None:
@@ -144,12 +157,12 @@ def _check_reference(config: RunConfig, place: Place, *, has_adapter: bool) -> N
         return
     if not has_adapter:
         _fail(place("ref_mode"), "adapter needs a policy with an adapter", "none", "Give --lora_rank, or take auto.")
-    if model.ref_pretrain not in (None, model.pretrain):
+    if reference_name(model) != policy_name(model):
         _fail(
             place("ref_mode"),
             "adapter takes the policy itself as the reference",
-            f"--ref_pretrain {model.ref_pretrain}",
-            "Leave --ref_pretrain out, or take model.",
+            f"the reference {reference_name(model)}",
+            "Leave --ref_pretrain and --ref_revision out, or take model.",
         )
 
 
@@ -317,8 +330,7 @@ def _check_models_differ(model: ModelConfig, place: Place) -> None:
     has_adapter = is_adapter_folder(model.pretrain)
     if has_adapter and (model.ref_pretrain is None or ref_is_adapter(model, has_adapter=True)):
         return
-    reference = model.ref_pretrain or model.pretrain
-    if os.path.realpath(reference) == os.path.realpath(model.pretrain):
+    if os.path.realpath(reference_name(model)) == os.path.realpath(policy_name(model)):
         _fail(
             place("ref_pretrain"),
             "must be what the model was trained from",

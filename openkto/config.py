@@ -86,6 +86,14 @@ class ModelConfig:
     ref_pretrain: str | None = option(
         None, "the frozen reference, likewise", default_text="what training starts from", is_path=True
     )
+    revision: str | None = option(
+        None,
+        "the branch, tag or commit of --pretrain, a model on the Hub; owner/name@revision says the same",
+        default_text="the newest",
+    )
+    ref_revision: str | None = option(
+        None, "likewise, of the reference", default_text="the newest; that of --pretrain where the model is the same"
+    )
     ref_mode: str = option(
         "auto",
         "the reference is a model of its own, the policy with its LoRA adapter off or as it started, or a cache of the "
@@ -620,6 +628,20 @@ def is_adapter_folder(pretrain: str) -> bool:
     return os.path.isfile(os.path.join(pretrain, "adapter_config.json"))
 
 
+def policy_name(model: ModelConfig) -> str:
+    """Return the name that the policy starts from, as owner/name@revision where a revision is asked for."""
+    return f"{model.pretrain}@{model.revision}" if model.revision else model.pretrain
+
+
+def reference_name(model: ModelConfig) -> str:
+    """Return the reference's name, likewise: the policy's where nothing else is said."""
+    revision = model.ref_revision
+    if model.ref_pretrain in (None, model.pretrain):
+        revision = revision or model.revision
+    name = model.ref_pretrain or model.pretrain
+    return f"{name}@{revision}" if revision else name
+
+
 def trains_adapter(config: RunConfig) -> bool:
     """Return whether only an adapter trains: a new one, or that of the folder that training starts from."""
     return config.lora.lora_rank > 0 or is_adapter_folder(config.model.pretrain)
@@ -627,7 +649,7 @@ def trains_adapter(config: RunConfig) -> bool:
 
 def ref_is_adapter(model: ModelConfig, *, has_adapter: bool) -> bool:
     """Return whether the reference is the policy itself, with its adapter off or as it started."""
-    is_other = model.ref_pretrain not in (None, model.pretrain)
+    is_other = reference_name(model) != policy_name(model)
     return model.ref_mode == "adapter" or (model.ref_mode == "auto" and has_adapter and not is_other)
 
 

@@ -99,7 +99,7 @@ MERGE = {
     *("pretrain", "save_path", "overwrite", "export_dtype", "trust_remote_code", "disable_fast_tokenizer"),
     *("config", "debug"),
 }
-ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint"}}
+ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint", "revision"}}
 
 # What all of OpenRLHF's scripts spell out: whoever comes with one wants to know which defaults are others here.
 OPENRLHF_SCRIPT = {"save_steps", "logging_steps", "eval_steps"}

@@ -17,7 +17,7 @@ TAKEN = {
     for section in (DataConfig, LossConfig)
     for item in dataclasses.fields(section)
     if not item.name.startswith(WHICH_ROWS) and item.name != "aux_loss_coef"
-} | {"ref_pretrain", "param_dtype", "disable_fast_tokenizer", "load_in_4bit"}
+} | {"ref_pretrain", "ref_revision", "param_dtype", "disable_fast_tokenizer", "load_in_4bit"}
 
 
 def run_file_of(given: dict[str, Given]) -> str | None:
@@ -35,7 +35,11 @@ def settings_of_run(of_run: dict[str, Given], given: dict[str, Given]) -> dict[s
     found = {name: one for name, one in of_run.items() if name in TAKEN}
     start, model = of_run.get("pretrain"), str(given["pretrain"].raw)
     if start is not None and (not is_adapter_folder(model) or is_adapter_folder(str(start.raw))):
+        if "ref_pretrain" not in found and "ref_revision" not in found and "revision" in of_run:
+            found["ref_revision"] = of_run["revision"]
         found.setdefault("ref_pretrain", Given(start.place, start.raw))
+    if "ref_pretrain" in given or "ref_pretrain" not in found:
+        found.pop("ref_revision", None)  # a revision goes with its name
     return {name: one for name, one in found.items() if name not in given}
 
 

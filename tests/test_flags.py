@@ -261,6 +261,10 @@ SENTENCES = [
      "install liger-kernel, or leave it out."),
     ("--pretrain ./nowhere", "--pretrain: must be a Hugging Face name or a folder that exists; got './nowhere'. "
      "Check the path."),
+    ("--ref_pretrain . --ref_revision v1", "--ref_revision: goes with a model on the Hub, with versions; got the "
+     "folder '.'. Leave it out."),
+    ("--ref_pretrain o/m@v1 --ref_revision v2", "--ref_revision: must be left out where the name holds a revision; got "
+     "the name o/m@v1. Leave one out."),
     ("--gradient_checkpointing_use_reentrant", "--gradient_checkpointing_use_reentrant: goes with "
      "--gradient_checkpointing; got only it. Add --gradient_checkpointing, or leave it out."),
     ("--eval_dataset a/x.jsonl b/x.jsonl", "--eval_dataset: each set needs its own name; got 'x' 2 times. "

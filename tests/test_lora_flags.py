@@ -57,8 +57,8 @@ def test_the_flags_of_openrlhf_and_peft_are_read():
         ),
         (
             "--lora_rank 8 --ref_mode adapter --ref_pretrain other",
-            "--ref_mode: adapter takes the policy itself as the reference; got --ref_pretrain other. Leave "
-            "--ref_pretrain out, or take model.",
+            "--ref_mode: adapter takes the policy itself as the reference; got the reference other. Leave "
+            "--ref_pretrain and --ref_revision out, or take model.",
         ),
         (
             "--lora_rank 8 --load_in_4bit --zero_stage 3",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from openkto.config import reference_name
 from openkto.errors import ConfigError
 from openkto.flags import parse
 from openkto.run_file import TAKEN
@@ -73,6 +74,25 @@ def test_an_adapters_reference_is_its_base_or_the_adapter_that_it_started_from(o
     (first / "adapter_config.json").write_text("{}")
     (out / "run.yaml").write_text(RUN.replace("pretrain: base", f"pretrain: {first}"))
     assert evaluation(out)[0].model.ref_pretrain == str(first)
+
+
+def test_the_reference_is_the_version_that_the_run_started_from(out):
+    file = out / "run.yaml"
+    file.write_text(RUN + "revision: v1\n")
+    assert reference_name(evaluation(out)[0].model) == "base@v1"
+    assert reference_name(evaluation(out, "--ref_pretrain", "other")[0].model) == "other"
+    file.write_text(RUN + "revision: v1\nref_revision: v0\n")
+    assert reference_name(evaluation(out)[0].model) == "base@v0"
+    file.write_text(RUN + "revision: v1\nref_pretrain: another\n")
+    assert reference_name(evaluation(out)[0].model) == "another"
+    (out / "adapter_config.json").write_text("{}")  # of its base, which names its own version
+    file.write_text(RUN + "revision: v1\nref_revision: v0\n")
+    assert evaluation(out)[0].model.ref_revision is None
+
+
+def test_two_versions_of_one_model_are_two_models():
+    config, _ = parse(["--pretrain", "o/m", "--ref_revision", "v0", "--eval_dataset", "x"], "evaluate")
+    assert reference_name(config.model) == "o/m@v0"
 
 
 @pytest.mark.parametrize("more", [[], ["--ref_pretrain", "model"], ["--ref_pretrain", "./model"]])

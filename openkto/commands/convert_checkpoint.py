@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openkto.config import LoraConfig, from_flat
+from openkto.config import LoraConfig, from_flat, policy_name
 from openkto.errors import CheckpointError, ConfigError
 from openkto.flags import parse
 
@@ -43,11 +43,11 @@ def main(argv: list[str]) -> None:
     run = check_checkpoint(folder)
     dtype = DTYPES[settings.export_dtype or run.get("param_dtype") or "fp32"]
     lora = from_flat({**run, "pretrain": settings.pretrain}).lora if run else LoraConfig()
-    actor = Actor(settings.pretrain, dtype=dtype, trust_remote_code=settings.trust_remote_code, lora=lora)
+    actor = Actor(policy_name(settings), dtype=dtype, trust_remote_code=settings.trust_remote_code, lora=lora)
     put_in(folder, actor, read_masters(folder))
     make_folder(Path(config.output.save_path))
     weights = gather_weights(actor.model, dtype, trainable_alone=actor.has_adapter)
-    actor.export(weights, load_tokenizer_of(config, settings.pretrain), config.output.save_path, dtype)
+    actor.export(weights, load_tokenizer_of(config, policy_name(settings)), config.output.save_path, dtype)
     log.info("the %s is in %s", "adapter" if actor.has_adapter else "model", config.output.save_path)
 
 

@@ -86,7 +86,7 @@ def find_models(config: RunConfig) -> tuple[tuple[str, str], Any]:
     from openkto.models.loading import check_same_vocabulary
 
     pretrain, reference = model_names(config)
-    if config.model.ref_pretrain is None:
+    if config.model.ref_pretrain is None and config.model.ref_revision is None:
         reference = base_of(pretrain)
     tokenizer = load_tokenizer_of(config, pretrain)
     check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)

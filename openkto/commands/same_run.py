@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from openkto.config import RunConfig, eval_sets, to_flat, trains_adapter
+from openkto.config import RunConfig, eval_sets, policy_name, reference_name, to_flat, trains_adapter
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.agreement import check_all_agree, on_some_ranks
 from openkto.models.adapter import base_of
@@ -16,7 +16,10 @@ from openkto.models.fingerprint import fetch, model_fingerprint
 from openkto.trainer.environment import versions
 
 # Settings that may differ: where a node finds what is compared itself, and what the first rank names its records.
-OF_A_NODE = ("local_rank", "pretrain", "ref_pretrain", "dataset", "eval_dataset", "data_cache_dir", "ds_config")
+OF_A_NODE = (
+    *("local_rank", "pretrain", "revision", "ref_pretrain", "ref_revision", "dataset", "eval_dataset"),
+    *("data_cache_dir", "ds_config"),
+)
 OF_THE_FIRST_RANK = ("use_tensorboard", "use_wandb", "wandb_org", "wandb_group", "wandb_project", "wandb_run_name")
 
 Models = tuple[str, str]  # where the policy and the reference are loaded from
@@ -28,7 +31,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     settings = {f"--{name}": value for name, value in to_flat(config).items() if name not in left_out}
     settings["the names in --eval_dataset"] = list(eval_sets(config.data))
     settings["an adapter trains"] = trains_adapter(config)
-    settings["--ref_pretrain is the policy's"] = config.model.ref_pretrain in (None, config.model.pretrain)
+    settings["--ref_pretrain is the policy's"] = reference_name(config.model) == policy_name(config.model)
     return settings | {f"the version of {package}": version for package, version in versions().items()}
 
 

@@ -14,7 +14,9 @@ from openkto.config import (
     LoraConfig,
     RunConfig,
     openrlhf_differences,
+    policy_name,
     ref_is_adapter,
+    reference_name,
     to_flat,
     trains_adapter,
     with_resolved,
@@ -229,7 +231,7 @@ def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
 
 def check_reference(config: RunConfig, strategy: Any, actor: Any, prepared: Any) -> None:
     """Compare a reference's short forward with its own logits, where its forwards run."""
-    place = "--pretrain" if config.model.ref_pretrain is None else "--ref_pretrain"
+    place = "--pretrain" if reference_name(config.model) == policy_name(config.model) else "--ref_pretrain"
     with strategy.reference_forward(prepared):
         actor.check_forward(HEAD_TOLERANCE[strategy.precision], place)
 
@@ -322,12 +324,18 @@ def say_what_differs(config: RunConfig, options: RunOptions) -> None:
 
 def model_names(config: RunConfig) -> tuple[str, str]:
     """Return where the policy and the reference are to be loaded from, fetched from ModelScope first if asked."""
-    names = config.model.pretrain, config.model.ref_pretrain or config.model.pretrain
+    names = policy_name(config.model), reference_name(config.model)
     if not config.model.use_ms:
         return names
     from modelscope import snapshot_download
 
-    policy, reference = (name if Path(name).is_dir() else snapshot_download(name) for name in names)
+    from openkto.models.revision import split_revision
+
+    parts = ((name, *split_revision(name)) for name in names)
+    policy, reference = (
+        name if Path(name).is_dir() else snapshot_download(repository, revision=revision)
+        for name, repository, revision in parts
+    )
     return policy, reference
 
 

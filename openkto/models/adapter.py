@@ -24,6 +24,7 @@ from openkto.errors import ConfigError
 from openkto.limits import match_in_time
 from openkto.models.folder_checks import check_files
 from openkto.models.lora_targets import choose_targets
+from openkto.models.revision import with_revision
 
 log = logging.getLogger(__name__)
 
@@ -131,20 +132,21 @@ def read_adapter_config(folder: str) -> peft.LoraConfig:
 
 
 def base_of(pretrain: str) -> str:
-    """Return the model that an adapter's folder names as its base; any other name as it is.
+    """Return the model that an adapter's folder names as its base, with its revision; any other name as it is.
 
     Raises:
         ConfigError: the adapter names no base, or a folder that is not there.
     """
     if not is_adapter_folder(pretrain):
         return pretrain
-    base = read_adapter_config(pretrain).base_model_name_or_path
+    known = read_adapter_config(pretrain)
+    base = known.base_model_name_or_path
     if not base or (os.path.isabs(base) and not os.path.isdir(base)):
         raise ConfigError(
             f"{pretrain}: adapter_config.json must name the base model; got {base or 'none'}"
             f"{', no folder' if base else ''}. Correct base_model_name_or_path there."
         )
-    return base
+    return base if os.path.isdir(base) else with_revision(base, known.revision)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from openkto.errors import ConfigError, OpenKTOError
 from openkto.files import flush_to_disk
 from openkto.models.adapter import TRAINED, adapter_weights
 from openkto.models.model_files import remove_exported
+from openkto.models.revision import split_revision
 from openkto.models.source_files import write_config, write_generation_config, write_tokenizer
 
 # They come last into their place: where one is, the weights are too.
@@ -90,6 +91,7 @@ def export_adapter(model: PeftModel, weights: dict[str, Tensor], tokenizer: Any,
         known = copy.deepcopy(model.peft_config[TRAINED])
         known.inference_mode = True
         base = known.base_model_name_or_path or ""
+        known.base_model_name_or_path, known.revision = split_revision(base)
         if os.path.isdir(base):
             # As it was given it would be found from the folder that the run started in alone.
             known.base_model_name_or_path = os.path.abspath(base)

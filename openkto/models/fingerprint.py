@@ -10,6 +10,7 @@ from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 
 from openkto.errors import ConfigError
 from openkto.files import hash_file
+from openkto.models.revision import split_revision
 
 # Weights and what shapes them; a tokenizer shows in the rows that it makes.
 CONFIGS = ("config.json", "adapter_config.json")
@@ -23,7 +24,7 @@ def model_fingerprint(name: str) -> str:
     """Return a hash of a model's weights and configuration, the same wherever the files lie.
 
     Args:
-        name: a folder, or a Hub name that `fetch` has brought into the local cache.
+        name: a folder, or a Hub name, with or without @revision, that `fetch` has brought into the local cache.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -56,12 +57,13 @@ def fetch(names: list[str]) -> None:
 
 def _fetch(name: str) -> None:
     try:
-        there = HfApi().list_repo_files(name)
+        repository, revision = split_revision(name)
+        there = HfApi().list_repo_files(repository, revision=revision)
         wanted = [*CONFIGS, *_weights_among(there)]
-        folder = Path(snapshot_download(name, allow_patterns=wanted))
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
         shards = _shards(folder, wanted)
         if shards:
-            snapshot_download(name, allow_patterns=[*wanted, *shards])
+            snapshot_download(repository, revision=revision, allow_patterns=[*wanted, *shards])
     except Exception as error:  # a download fails in as many ways as there are layers below
         lacking = _lacking(name)
         if lacking is None:
@@ -96,8 +98,9 @@ def _lacking(name: str) -> str | None:
 
 
 def _cached(name: str) -> Path | None:
-    """Return where the Hub's local cache holds the newest version of a model that it knows, if it does."""
-    found = (try_to_load_from_cache(name, config) for config in CONFIGS)
+    """Return where the Hub's local cache holds a model, in the newest version that it knows or the one asked for."""
+    repository, revision = split_revision(name)
+    found = (try_to_load_from_cache(repository, config, revision=revision) for config in CONFIGS)
     return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 

@@ -26,6 +26,7 @@ from openkto.models.adapter import base_of
 from openkto.models.folder_checks import check_files, check_quantization
 from openkto.models.kernels import use_liger_layers
 from openkto.models.positions import check_row_lengths
+from openkto.models.revision import split_revision
 from openkto.models.tokenizer_file import as_its_file_says, check_ids
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,9 @@ def load_model(
     load_in_4bit: bool = False,
     use_liger_kernel: bool = False,
 ) -> PreTrainedModel:
-    """Return the causal language model of a folder or Hub name; of an adapter's folder, its base model.
+    """Return the causal language model of a folder or Hub name (owner/name or owner/name@revision).
+
+    Of an adapter's folder it is the base model.
 
     Args:
         dtype: of the parameters.
@@ -58,10 +61,12 @@ def load_model(
     if use_liger_kernel:
         use_liger_layers(config)
     pretrain = base_of(pretrain)
+    repository, revision = split_revision(pretrain)
     quantization = _in_4bit(dtype) if load_in_4bit else {}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            pretrain,
+            repository,
+            revision=revision,
             config=config,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
@@ -75,6 +80,7 @@ def load_model(
         # Other people's files in other people's code: whatever it raises is about that folder.
         raise ConfigError(_cannot_load(pretrain, error)) from error
     model, info = loaded
+    model.name_or_path = model.config.name_or_path = pretrain
     _say_unexpected(pretrain, sorted(info["unexpected_keys"]))
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
@@ -145,9 +151,10 @@ def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedCon
         ConfigError: the folder is missing or broken, or the model has an encoder or sees images or sound.
     """
     pretrain = base_of(pretrain)
-    _check_folder(pretrain)
+    repository, revision = split_revision(pretrain)
+    _check_folder(repository)
     try:
-        config = AutoConfig.from_pretrained(pretrain, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(repository, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ConfigError(_cannot_load(pretrain, error)) from error
     check_quantization(pretrain, config)
@@ -216,13 +223,18 @@ def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: b
     """
     if not Path(pretrain, "tokenizer_config.json").exists():
         pretrain = base_of(pretrain)
+    repository, revision = split_revision(pretrain)
     if not is_adapter_folder(pretrain):
-        _check_folder(pretrain)
-    check_files(pretrain)
+        _check_folder(repository)
+    check_files(repository)
     try:
         file = check_ids(pretrain) if use_fast else None
-        read = AutoTokenizer.from_pretrained(pretrain, use_fast=use_fast, trust_remote_code=trust_remote_code)
-        return as_its_file_says(pretrain, read, file)
+        read = AutoTokenizer.from_pretrained(
+            repository, revision=revision, use_fast=use_fast, trust_remote_code=trust_remote_code
+        )
+        tokenizer = as_its_file_says(pretrain, read, file)
+        tokenizer.name_or_path = pretrain
+        return tokenizer
     except ConfigError:
         raise
     except BaseException as error:  # the tokenizers library raises plain Exception for a broken file, or panics
@@ -237,7 +249,8 @@ def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: b
 def stop_token_ids(pretrain: str) -> tuple[int, ...]:
     """Return where the model's generation stops, by its generation_config; nothing where it has none."""
     try:
-        ids = GenerationConfig.from_pretrained(base_of(pretrain)).eos_token_id
+        repository, revision = split_revision(base_of(pretrain))
+        ids = GenerationConfig.from_pretrained(repository, revision=revision or "main").eos_token_id
     except OSError:
         return ()
     return () if ids is None else tuple(ids) if isinstance(ids, list) else (int(ids),)

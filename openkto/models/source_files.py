@@ -14,6 +14,8 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import GenerationConfig, PretrainedConfig
 
+from openkto.models.revision import split_revision
+
 TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken"),
     *("chat_template*", "additional_chat_templates", "tokenization_*.py"),
@@ -29,7 +31,8 @@ def source_folder(name: str | None, file: str) -> Path | None:
     if Path(name).is_dir():
         return Path(name) if Path(name, file).is_file() else None
     try:
-        found = try_to_load_from_cache(name, file)
+        repository, revision = split_revision(name)
+        found = try_to_load_from_cache(repository, file, revision=revision)
     except HFValidationError:  # a folder that is there no more
         return None
     return Path(found).parent if isinstance(found, str) else None

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
 from openkto.errors import ConfigError
+from openkto.models.revision import split_revision
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +24,11 @@ def check_ids(pretrain: str) -> Path | None:
     Raises:
         ConfigError: one is beyond all bounds.
     """
+    repository, revision = split_revision(pretrain)
     found = cached_file(
-        pretrain,
+        repository,
         "tokenizer.json",
+        revision=revision,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
@@ -57,7 +60,8 @@ def as_its_file_says(pretrain: str, tokenizer: Any, file: Path | None) -> Any:
     replaced = replaced_parts(own, tokenizer)
     if not replaced:
         return tokenizer
-    read = PreTrainedTokenizerFast.from_pretrained(pretrain)
+    repository, revision = split_revision(pretrain)
+    read = PreTrainedTokenizerFast.from_pretrained(repository, revision=revision or "main")
     left = replaced_parts(own, read)
     if left:
         log.warning(
