@@ -92,9 +92,7 @@ def _check_model(config: RunConfig, place: Place) -> None:
         ("ref_revision", reference, model.ref_revision),
     ):
         if revision is not None and os.path.isdir(of):
-            _fail(
-                place(name), "goes with a model on the Hub, with versions", f"the folder {of!r}", "Leave it out."
-            )
+            _fail(place(name), "goes with a model on the Hub, with versions", f"the folder {of!r}", "Leave it out.")
         if revision is not None and "@" in of:
             _fail(place(name), "must be left out where the name holds a revision", f"the name {of}", "Leave one out.")
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -354,13 +355,14 @@ def test_a_missing_file_is_named(place, capsys):
 
 def test_check_reads_everything_and_trains_nothing(place, capsys, caplog):
     (place / "model/model.safetensors").unlink()  # no weights are looked at
-    code, _ = status(train.main, flags(place, "--check"), capsys)
+    code, _ = status(train.main, flags(place, "--check", "--lora_rank", "2"), capsys)
     assert code == 0
     assert not (place / "out").exists()
     said = caplog.messages
+    assert any(re.match(r"the adapter is on .*\d q_proj.*; \d+ parameters train, of \d+", line) for line in said)
     assert len(said) <= 24  # a screen
     for line in (
-        f"models: trained: all parameters of {place}/model (llama); the reference: {place}/model",
+        f"models: trained: an adapter of rank 2 on {place}/model (llama); the reference: the policy as it starts",
         "data: 20 rows: 13 desirable, 7 undesirable",
         "steps: 3, 1 epoch of 20 rows, 4 to 8 rows a step, 1 of warm-up, learning rate up to 0.001",
         "evaluation set eval:",

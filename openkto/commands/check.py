@@ -9,6 +9,7 @@ from openkto.commands.data import check_sets, evaluation_sets, stops_of_rows, tr
 from openkto.commands.outlook import say_outlook
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
 from openkto.flags import RunOptions
+from openkto.models.empty import describe_adapter
 from openkto.models.loading import load_config
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ def is_check(
 def check_training(config: RunConfig, models: tuple[str, str], tokenizer: Any) -> list[Any]:
     """Read the rows to train on, and say what there is to say of them, the models and the run."""
     log.info("models: %s", describe_models(config, models))
+    if trains_adapter(config):
+        on = describe_adapter(models[0], config.lora, config.model.trust_remote_code)
+        log.info("the adapter is on %s", on)
     rows = training_set(config, tokenizer)
     check_sets(config, models, [rows])
     weights_of_classes(config.loss, rows)

@@ -159,7 +159,7 @@ def check_models(config: RunConfig, pretrain: str, reference: str) -> Any:
         ConfigError: they do not.
     """
     from openkto.models.adapter import base_of
-    from openkto.models.experts import has_experts
+    from openkto.models.empty import has_experts
     from openkto.models.loading import check_same_vocabulary, choose_attention, load_config
     from openkto.models.split_plan import check_heads, check_split
 

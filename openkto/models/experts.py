@@ -6,11 +6,10 @@ list of layers. How many of them a token meets, the router or the block around b
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
 
 # What routers and their blocks call the number of experts that a token meets.
 PER_TOKEN = ("top_k", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "topk")
@@ -45,13 +44,6 @@ def expert_counts(model: nn.Module) -> tuple[int, int]:
     """Return (experts, experts a token) of a model's layers, zeros for a dense one; the largest where they differ."""
     banks = expert_banks(model)
     return max((bank.size for bank in banks), default=0), max((bank.per_token for bank in banks), default=0)
-
-
-def has_experts(config: PretrainedConfig, trust_remote_code: bool = False) -> bool:
-    """Return whether a model of this configuration has experts, without its weights."""
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    return bool(expert_banks(model))
 
 
 def _experts(name: str, module: nn.Module) -> Iterator[tuple[int, nn.Parameter]]:

@@ -157,6 +157,7 @@ def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedCon
         config = AutoConfig.from_pretrained(repository, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ConfigError(_cannot_load(pretrain, error)) from error
+    config.name_or_path = pretrain
     check_quantization(pretrain, config)
     if config.is_encoder_decoder:
         raise ConfigError(

@@ -9,7 +9,7 @@ import torch
 from openkto.data.plan import plan_micro_batches
 from openkto.errors import ConfigError
 from openkto.models import Actor
-from openkto.models.experts import has_experts
+from openkto.models.empty import has_experts
 from openkto.models.positions import row_lengths
 from tests.models.zoo import IN_FLOAT32, KINDS, VOCABULARY, tiny_config, tiny_model
 

@@ -10,6 +10,7 @@ import torch
 from openkto.config import LoraConfig
 from openkto.errors import ConfigError
 from openkto.models import Actor
+from openkto.models.empty import describe_adapter
 from openkto.models.loading import load_model
 from openkto.models.merging import merge_adapter
 from openkto.trainer.flops import forward_work
@@ -59,6 +60,24 @@ def test_all_linear_and_the_usual_names_adapt_attention_and_experts_but_no_route
     # One part of the dense or shared MLPs' names is `gate_proj`; a router is `gate`, `router` or `shared_expert_gate`.
     assert not [n for n in trained(actor) if {"gate", "router", "shared_expert_gate"} & set(n.split("."))]
     assert "target_modules" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("qwen3_moe", LoraConfig(lora_rank=2)),
+        ("llama", LoraConfig(lora_rank=2, use_dora=True, lora_modules_to_save=["embed_tokens"])),
+    ],
+)
+def test_an_adapter_is_described_without_weights_as_it_will_be(kind, settings, tmp_path):
+    tiny_model(kind).save_pretrained(tmp_path / "model")
+    actor = Actor(str(tmp_path / "model"), lora=settings)
+    train, whole = sum(p.numel() for p in trained(actor).values()), sum(p.numel() for p in actor.model.parameters())
+    expected = f"{actor.describe_adapter()}; {train} parameters train, of {whole}"
+    (tmp_path / "model/model.safetensors").unlink()
+    assert describe_adapter(str(tmp_path / "model"), settings) == expected
+    actor.export(actor.model.state_dict(), byte_tokenizer(), tmp_path / "adapter", torch.float32)
+    assert describe_adapter(str(tmp_path / "adapter"), LoraConfig()) == expected
 
 
 def test_no_architecture_has_its_routers_among_all_linear():

@@ -1,0 +1,49 @@
+"""A model without its weights, on the meta device: what its layers are called and how large they are."""
+
+from typing import Any
+
+import peft
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from openkto.config import LoraConfig, is_adapter_folder
+from openkto.models.adapter import add_lora, quiet_peft, read_adapter_config
+from openkto.models.experts import expert_banks
+from openkto.models.loading import load_config
+from openkto.models.lora_targets import describe_targets
+from openkto.models.revision import split_revision
+
+
+def empty_model(config: PretrainedConfig, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Return the causal language model of a configuration that `load_config` has read."""
+    _, revision = split_revision(config.name_or_path or "")
+    has_own_code = trust_remote_code and "auto_map" in config.to_dict()
+    code = {"code_revision": revision} if has_own_code and revision is not None else {}
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, **code)
+    return model
+
+
+def has_experts(config: PretrainedConfig, trust_remote_code: bool = False) -> bool:
+    """Return whether a model of this configuration has experts."""
+    return bool(expert_banks(empty_model(config, trust_remote_code)))
+
+
+def describe_adapter(pretrain: str, settings: LoraConfig, trust_remote_code: bool = False) -> str:
+    """Say what the adapter will change that training puts on a model, or starts from, and how much of it trains.
+
+    Raises:
+        ConfigError: as `add_lora` and `read_adapter_config`.
+    """
+    model = empty_model(load_config(pretrain, trust_remote_code), trust_remote_code)
+    with torch.device("meta"), quiet_peft():
+        if is_adapter_folder(pretrain):
+            known = read_adapter_config(pretrain)
+            known.inference_mode = False
+            adapted: Any = peft.get_peft_model(model, known, autocast_adapter_dtype=False)
+        else:
+            adapted = add_lora(model, settings)
+    parameters = list(adapted.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    whole = sum(parameter.numel() for parameter in parameters)
+    return f"{describe_targets(adapted)}; {trained} parameters train, of {whole}"
