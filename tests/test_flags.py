@@ -233,7 +233,7 @@ SENTENCES = [
     ("--adam_offload --offload_nvme_path . --zero_stage 3", "--offload_nvme_path: leaves no checkpoint that could be "
      "resumed: DeepSpeed does not save an optimizer that lies on a disk; got checkpoints. Add "
      "--disable_ds_ckpt (--save_hf_ckpt still saves models), or offload to CPU memory."),
-    (["--save_failed_step", "--disable_ds_ckpt"],
+    ("--save_failed_step --disable_ds_ckpt",
      "--save_failed_step: needs checkpoints; got --disable_ds_ckpt. Leave one of them out."),
     ("--zero_quantized_weights", "--zero_quantized_weights: needs --zero_stage 3: only that stage sends parameters in "
      "every pass; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
