@@ -21,15 +21,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.limit import matrix_rates
 from benchmarks.watch import StepWatch
+from openkto.batches.loader import KTODataLoader
 from openkto.config import LoraConfig
 from openkto.data.dataset import UnpairedPreferenceDataset
-from openkto.data.loader import KTODataLoader
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.models import Actor, load_tokenizer
+from openkto.report.throughput import device_peak_flops
 from openkto.trainer import FitArgs, KTOTrainer
 from openkto.trainer.reference_cache import ReferenceCache
 from openkto.trainer.schedule import create_scheduler
-from openkto.trainer.throughput import device_peak_flops
 
 # Of a kernel's or an operator's name, in lower case, what tells its kind; the first that matches counts.
 KINDS = (

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from openkto.models import Actor
-from openkto.trainer.throughput import peak_memory_gib
+from openkto.report.throughput import peak_memory_gib
 
 TOKENS, VOCABULARY, HIDDEN = 2048, 50_000, 32
 

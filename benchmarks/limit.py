@@ -3,7 +3,7 @@
     python -m benchmarks.limit [--rows FILE] [--batch 64] [--steps 3] [flags of openkto train]
 
 A random-weight Llama of 32M parameters, float32, the reference's log-probabilities cached. Useful FLOPs (see
-`openkto/trainer/flops.py`) over the seconds of a step, over the rate at which the same process multiplies matrices
+`openkto/report/flops.py`) over the seconds of a step, over the rate at which the same process multiplies matrices
 before and after that step: those of the model's own layers with the tokens of a large micro-batch, and large square
 ones, by torch's products and by oneDNN's, which training takes on a CPU. The best shape counts. The tables are printed
 last.

@@ -107,8 +107,8 @@ class Comparison:
 
     def _in_order(self, path: Path) -> tuple[list[Any], list[int]]:
         """Return the rows in the order of OpenKTO's first epoch, and their tokens; both leave out what is too long."""
+        from openkto.batches.loader import KTODataLoader
         from openkto.data.dataset import UnpairedPreferenceDataset
-        from openkto.data.loader import KTODataLoader
         from openkto.models import load_tokenizer
 
         data = UnpairedPreferenceDataset(

@@ -14,7 +14,7 @@ import torch
 from benchmarks.material import CLOCKS
 from benchmarks.watch import StepWatch
 from openkto.commands import train
-from openkto.trainer.throughput import peak_memory_gib
+from openkto.report.throughput import peak_memory_gib
 
 
 def main(settings: dict[str, Any]) -> None:

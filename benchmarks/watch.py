@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from benchmarks.counting import counter
-from openkto.data.loader import KTODataLoader
+from openkto.batches.loader import KTODataLoader
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.models import Actor
+from openkto.report.throughput import peak_memory_gib
 from openkto.trainer.kto_trainer import KTOTrainer
 from openkto.trainer.reference import AdapterReference, CachedReference, ModelReference
 from openkto.trainer.reporter import Reporter
-from openkto.trainer.throughput import peak_memory_gib
 
 PARTS = (
     "matched forward", "backward", "mismatched forward", "reference", "optimizer", "data", "communication", "the rest",

@@ -7,8 +7,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from openkto.config import SECTIONS, default_text, settings
-from openkto.flags import MERGE, TITLES, TRAIN_ONLY, RunOptions
-from openkto.values import rule
+from openkto.config.flags import MERGE, TITLES, TRAIN_ONLY, RunOptions
+from openkto.config.values import rule
 
 HEAD = """# Flags
 

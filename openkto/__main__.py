@@ -5,8 +5,8 @@ import sys
 from openkto import __version__
 from openkto.commands import convert_checkpoint, evaluate, merge_lora, precompute_reference, report, train
 from openkto.commands.run import run_and_exit
+from openkto.config.flags import DESCRIPTIONS
 from openkto.errors import ConfigError
-from openkto.flags import DESCRIPTIONS
 
 COMMANDS = {
     "train": train.main,

@@ -3,6 +3,7 @@
 Every message has the form "place: rule; got value. Cure."
 """
 
+import importlib.util
 from typing import NoReturn
 
 
@@ -47,3 +48,11 @@ class CheckpointError(OpenKTOError):
 def fail(place: str, rule: str, got: str, cure: str) -> NoReturn:
     """Raise a ConfigError in the form that all of them have."""
     raise ConfigError(f"{place}: {rule}; got {got}. {cure}")
+
+
+def need_package(place: str, package: str, install: str) -> None:
+    """Raise a ConfigError that names what to install when the package of an optional feature is missing."""
+    if importlib.util.find_spec(package) is None:
+        fail(
+            place, f"needs the package {package}", "a Python without it", f"Run pip install {install}, or leave it out."
+        )

@@ -6,6 +6,7 @@ tell what a killed writer left (`delete_leftovers`).
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from openkto.processes import Process, process
+from openkto.process.processes import Process, process
 
 BLOCK_BYTES = 2**20
 SCRATCH_NAME = re.compile(r".+\.(?P<host>[^.]+)\.(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}\.part")
@@ -106,3 +107,9 @@ def _this_host() -> str:
     except OSError:  # no Linux
         numbers_of = 0
     return f"{socket.gethostname().replace('.', '_')}-{numbers_of}"
+
+
+def numbered(path: Path) -> Path:
+    """Return the first free path with a number before the suffix: metrics.jsonl gives metrics.1.jsonl."""
+    candidates = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in itertools.count(1))
+    return next(candidate for candidate in candidates if not candidate.exists())

@@ -4,7 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from openkto.trainer.environment import environment
+from openkto.report.environment import environment
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
 

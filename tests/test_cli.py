@@ -16,10 +16,10 @@ import transformers
 from openkto.commands import evaluate, train
 from openkto.commands.data import evaluation_sets
 from openkto.commands.run import run
-from openkto.distributed.watchdog import Watchdog
+from openkto.config.flags import parse
 from openkto.errors import StopError
-from openkto.flags import parse
-from openkto.stops import StopRequest
+from openkto.process.stops import StopRequest
+from openkto.process.watchdog import Watchdog
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
 from tests.tiny import tiny_llama

@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from openkto.commands import train
-from openkto.run_lock import RunLocks
+from openkto.process.run_lock import RunLocks
 from tests.ranks import run_ranks
 from tests.test_cli import flags, lines, numbers, place, run_to_status  # noqa: F401 (place is a fixture)
 
@@ -73,8 +73,8 @@ def test_a_stopped_run_goes_on_and_a_finished_one_says_so(place, command):  # no
     # Other settings are refused as they are before the end.
     ((code, said),) = run_ranks(run_to_status, 1, place, with_path(command, cut, "--beta", "0.3", "--max_steps", "8"))
     assert code == 1
-    assert "--beta was 0.1 and is 0.3" in said
-    assert "the number of steps (--max_steps, --max_epochs) was 9 and is 8" in said
+    assert "--beta was 0.1, is 0.3" in said
+    assert "the number of steps (--max_steps, --max_epochs) was 9, is 8" in said
 
 
 def test_a_second_run_does_not_replace_a_first_ones_model_unless_it_is_asked_to(place, command):  # noqa: F811
@@ -230,7 +230,7 @@ def test_a_run_with_other_data_or_another_model_is_refused_before_a_model_loads(
     rows.write_text(text.replace("Is 3 even?", "Is 3 odd?"))
     ((code, said),) = run_ranks(run_to_status, 1, place, command)
     assert code == 1
-    assert "a run is gone on with as it was begun; got other settings: the training rows (fingerprint) was" in said
+    assert "these settings differ from the run that wrote the checkpoint: the training rows (fingerprint) was" in said
     rows.write_text(text)
     config = place / "model/config.json"
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
@@ -239,7 +239,7 @@ def test_a_run_with_other_data_or_another_model_is_refused_before_a_model_loads(
     for name in (
         "the files of the policy was",
         "the files of the reference was",
-        "--learning_rate was 0.001 and is 0.002",
+        "--learning_rate was 0.001, is 0.002",
     ):
         assert name in said
 

@@ -12,8 +12,8 @@ import pytest
 
 from openkto.__main__ import COMMANDS
 from openkto.commands import report, train
-from openkto.config import LOSS_TYPES
-from openkto.flags import parse
+from openkto.config import LOSSES
+from openkto.config.flags import parse
 from tests.pages.made_runs import learning_run
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
@@ -37,7 +37,7 @@ def test_the_losses_page_has_a_line_for_each():
     lines = (DOCS / "losses.md").read_text().splitlines()
     rows = [line.split("|")[1].strip() for line in lines if line.startswith("| `")]
     assert rows[0] == "`--loss_type`"
-    assert sorted(rows[1 : 1 + len(LOSS_TYPES)]) == sorted(f"`{name}`" for name in LOSS_TYPES)
+    assert sorted(rows[1 : 1 + len(LOSSES)]) == sorted(f"`{name}`" for name in LOSSES)
 
 
 def test_the_library_example_trains_evaluates_and_saves(tmp_path, monkeypatch):

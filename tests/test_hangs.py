@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from openkto.commands.run import run
-from openkto.distributed import watchdog
-from openkto.ranks import loss_of_a_rank
+from openkto.process import watchdog
+from openkto.process.ranks import loss_of_a_rank
 from tests.test_chaos import Start, steps_recorded
 from tests.text_rows import write_model, write_rows
 

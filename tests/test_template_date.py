@@ -8,6 +8,7 @@ import transformers
 import yaml
 
 import openkto.commands.resume
+from openkto.config import option_of
 from tests.ranks import run_ranks
 from tests.test_cli import flags, lines, run_to_status
 from tests.text_rows import write_model, write_rows
@@ -45,7 +46,7 @@ def test_all_ranks_and_later_starts_print_the_day_of_the_first(tmp_path, monkeyp
     ((code, text),) = run_ranks(train_on, 1, tmp_path, ["2026-06-02"], argv)
     assert code == 0, text
     assert [line["step"] for line in lines(tmp_path / "out", "train")] == [1, 2, 3]
-    assert "template_date" in openkto.commands.resume.SAME_SETTINGS  # another one asked for is refused by name
+    assert option_of("template_date").same_run  # another one asked for is refused by name
 
 
 def test_a_template_without_a_date_has_none_in_its_run(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openkto.config import LOSSES_WITH_Z_REF
-from openkto.data.loader import KTODataLoader
+from openkto.batches.loader import KTODataLoader
+from openkto.config import LOSSES
 from openkto.data.truncation import cut
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.models import Actor
@@ -241,7 +241,7 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         actor, reference = (m and m.to(strategy.load_dtype) for m in (actor, reference))
     strategy.share_model(actor)
     place = {"rank": strategy.data_rank, "world_size": strategy.data_size, "shared_by": strategy.sequence_parallel_size}
-    needs = more.get("loss_type", "kto") in LOSSES_WITH_Z_REF
+    needs = LOSSES[more.get("loss_type", "kto")].needs_z_ref
     loader = KTODataLoader(rows, batch, micro, **place, seed=more.pop("seed", 1), needs_mismatched=needs)
     eval_rows = more.pop("eval_rows", None)
     if eval_rows is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from openkto.commands.data import check_sets, evaluation_sets, stops_of_rows, training_set, weights_of_classes
 from openkto.commands.outlook import say_outlook
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
-from openkto.flags import RunOptions
+from openkto.config.flags import RunOptions
 from openkto.models.empty import describe_adapter
 from openkto.models.loading import load_config
 

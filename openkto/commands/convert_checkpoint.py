@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from openkto.config import LoraConfig, from_flat, policy_name
+from openkto.config.flags import parse
 from openkto.errors import CheckpointError, ConfigError
-from openkto.flags import parse
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from openkto.checks import label_meanings, template_kwargs
+from openkto.batches.loader import check_pairable
 from openkto.commands.same_run import check_same_rows
-from openkto.config import LOSSES_WITH_Z_REF, DataConfig, LossConfig, RunConfig, eval_sets
+from openkto.config import DataConfig, LossConfig, RunConfig, eval_sets
+from openkto.config.checks import label_meanings, template_kwargs
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
-from openkto.data.loader import check_pairable
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import DataError
 from openkto.models.loading import check_fits, load_config, stop_token_ids
@@ -33,7 +33,7 @@ def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPref
     for name, path in eval_sets(config.data).items():
         log.info("evaluation set %s:", name)
         sets[name] = _read([path], config.data.eval_split, config, tokenizer, None)
-        if config.loss.loss_type in LOSSES_WITH_Z_REF and len(sets[name]) < FEW_PAIRS:
+        if config.loss.facts.needs_z_ref and len(sets[name]) < FEW_PAIRS:
             log.warning("warning: %s Add rows to it.", few_pairs(len(sets[name]), f"the evaluation set {name}"))
     return sets
 
@@ -81,7 +81,7 @@ def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPr
         ConfigError: a model cannot take its tokens.
         DataError: the loss needs pairs of rows, and there is only one row.
     """
-    if config.loss.loss_type in LOSSES_WITH_Z_REF:
+    if config.loss.facts.needs_z_ref:
         for rows in sets:
             check_pairable(rows)
     for name in dict.fromkeys(models):

@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from openkto.config import LossConfig, RunConfig, is_adapter_folder, ref_is_adapter
+from openkto.config import RunConfig, is_adapter_folder, ref_is_adapter
+from openkto.config.flags import RunOptions, parse
 from openkto.errors import ConfigError, StopError
-from openkto.flags import RunOptions, parse
-from openkto.stops import StopRequest
+from openkto.process.stops import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
         log.info("%s", options.note)
     output = prepare_output(output_file(config, options))
     with StopRequest() as stop:
-        from openkto.distributed.watchdog import Watchdog
+        from openkto.process.watchdog import Watchdog
 
         settings, rank = config.checkpoint, int(os.environ.get("RANK", "0"))
         dog = Watchdog(settings.stall_minutes, rank, end_minutes=settings.stall_end_minutes, stop=stop, can_go_on=False)
@@ -45,6 +45,7 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
     from openkto.commands.resume import on_one_day
     from openkto.commands.same_run import fetch_models, prints_of_models, settings_of
     from openkto.commands.train import make_eval_loaders, make_strategy, measure_micro_batches
+    from openkto.models.loss import KTOLoss
     from openkto.trainer.evaluation import evaluate_set
 
     watchdog.phase("reading the models' configurations")
@@ -64,7 +65,7 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
     loaders = make_eval_loaders(config, strategy, sets)
     model, reference = load_models(config, strategy, names, prints, list(loaders.values()), watchdog, stop)
     measure_micro_batches(config, strategy, model, list(loaders.values()), watchdog, with_gradient=False)
-    loss, results = make_loss(config.loss), {}
+    loss, results = KTOLoss.of(config.loss), {}
     stop.begin_training("after this forward")
 
     def between() -> None:
@@ -125,22 +126,6 @@ def load_models(
         check_reference(config, strategy, ref_actor, ref_model)
     plan_for(loaders, actor, *([] if ref_actor is None else [ref_actor]))
     return model, make_reference(model, actor, cached or ref_model, strategy)
-
-
-def make_loss(loss: LossConfig) -> Any:
-    """Return the objective whose numbers are reported."""
-    from openkto.models.loss import KTOLoss
-
-    return KTOLoss(
-        loss.beta,
-        float(loss.desirable_loss_weight),
-        float(loss.undesirable_loss_weight),
-        loss_type=loss.loss_type,  # type: ignore[arg-type]  # checked by the parser
-        label_smoothing=loss.label_smoothing,
-        sft_loss_coef=loss.sft_loss_coef,
-        humanline_low=loss.humanline_low,
-        humanline_high=loss.humanline_high,
-    )
 
 
 def stop_if_asked(strategy: Any, stop: StopRequest) -> None:

@@ -9,10 +9,10 @@ from openkto.config import RunConfig, to_yaml
 from openkto.distributed.checkpoint import Found
 from openkto.distributed.checkpoint_folder import held_in
 from openkto.errors import ConfigError
+from openkto.files import numbered
 from openkto.models.model_files import kind_of_model
-from openkto.run_lock import RunLocks
-from openkto.trainer.records import METRICS, belongs_to
-from openkto.values import numbered
+from openkto.process.run_lock import RunLocks
+from openkto.report.records import METRICS, belongs_to
 
 log = logging.getLogger(__name__)
 

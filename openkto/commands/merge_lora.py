@@ -4,8 +4,8 @@ import logging
 import os
 from pathlib import Path
 
+from openkto.config.flags import parse
 from openkto.errors import ConfigError
-from openkto.flags import parse
 
 log = logging.getLogger(__name__)
 

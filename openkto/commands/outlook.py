@@ -5,18 +5,17 @@ import math
 
 import numpy as np
 
+from openkto.batches.batch import batch_bounds
+from openkto.batches.pairing import unavoidable_collisions
 from openkto.commands.data import FEW_PAIRS, few_pairs
 from openkto.config import (
     DEFAULT_LEARNING_RATE,
     DEFAULT_LORA_LEARNING_RATE,
-    LOSSES_WITH_Z_REF,
     OptimConfig,
     RunConfig,
     trains_adapter,
 )
-from openkto.data.batch import batch_bounds
 from openkto.data.dataset import UnpairedPreferenceDataset
-from openkto.data.pairing import unavoidable_collisions
 from openkto.trainer.schedule import rates_of_run, total_steps, warmup_steps
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ def outlook_warnings(config: RunConfig, num_rows: int) -> list[str]:
                 f"--lr_scheduler {optim.lr_scheduler}: the learning rate of all steps is 0, so nothing is trained. "
                 f"Take {OptimConfig().lr_scheduler} or constant, or make the run longer."
             )
-    if config.loss.loss_type in LOSSES_WITH_Z_REF and sizes.max() < FEW_PAIRS:
+    if config.loss.facts.needs_z_ref and sizes.max() < FEW_PAIRS:
         cure = "Raise --train_batch_size" if num_rows >= FEW_PAIRS else "Add rows"
         warnings.append(f"{few_pairs(int(sizes.max()), 'a step')} {cure}, or take --loss_type apo_zero_unpaired.")
     return warnings
@@ -100,7 +99,7 @@ def outlook_warnings(config: RunConfig, num_rows: int) -> list[str]:
 
 def collisions(config: RunConfig, rows: UnpairedPreferenceDataset) -> list[str]:
     """Say how many mismatched pairs of an epoch keep their own prompt or completion, however rows are paired."""
-    if config.loss.loss_type not in LOSSES_WITH_Z_REF:
+    if not config.loss.facts.needs_z_ref:
         return []
     train = config.train
     count = unavoidable_collisions(rows.prompt_keys, rows.completion_keys, train.train_batch_size, train.seed)

@@ -3,8 +3,8 @@
 import logging
 import os
 
-from openkto.flags import parse
-from openkto.stops import StopRequest
+from openkto.config.flags import parse
+from openkto.process.stops import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> None:
     from openkto.commands.resume import identity_of_command, on_one_day
     from openkto.commands.same_run import fetch_models, settings_of
     from openkto.commands.train import check_models, make_loaders, make_strategy, model_names
-    from openkto.distributed.watchdog import Watchdog
+    from openkto.process.watchdog import Watchdog
 
     models = model_names(config)
     tokenizer = check_models(config, *models)

@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from openkto.batches.loader import KTODataLoader
 from openkto.commands.train import check_reference, load_actor, measure_micro_batches
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
-from openkto.data.loader import KTODataLoader
 from openkto.errors import ConfigError
 from openkto.models.loading import choose_attention
-from openkto.stops import StopRequest
+from openkto.process.stops import StopRequest
 from openkto.trainer.planning import plan_for
 from openkto.trainer.reference import CachedReference
 from openkto.trainer.reference_cache import ReferenceCache
@@ -73,7 +73,7 @@ def open_cache(
     """Return the cache of this run's reference, in a folder of everything beside tokens that its values depend on."""
     about = {
         "format": FORMAT_VERSION,
-        "model files": identity["the files of the reference"],
+        "model files": identity["reference_files"],
         "param_dtype": strategy.precision,
         "dtype of the parameters": str(strategy.load_dtype).removeprefix("torch."),
         "load_in_4bit": config.lora.load_in_4bit,

@@ -5,8 +5,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from openkto.config.flags import DESCRIPTIONS, parse
 from openkto.errors import ConfigError, OpenKTOError
-from openkto.flags import DESCRIPTIONS, parse
 from openkto.pages.run_files import RunRecord, read_run, with_distinct_names
 from openkto.pages.suspects import suspects_of
 
@@ -79,7 +79,7 @@ def texts_of(run: RunRecord, numbers: list[int]) -> "dict[int, RowText]":
     Raises:
         OpenKTOError: the settings or the data cannot be read.
     """
-    from openkto.checks import label_meanings
+    from openkto.config.checks import label_meanings
     from openkto.data.row import RowSettings
     from openkto.data.row_texts import row_texts
     from openkto.data.sources import find_sources

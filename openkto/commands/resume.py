@@ -1,6 +1,5 @@
 """What a training command asks of its checkpoints before it loads a model."""
 
-import dataclasses
 import datetime
 import logging
 import os
@@ -9,30 +8,21 @@ from typing import Any
 
 import torch
 
+from openkto.batches.loader import KTODataLoader
 from openkto.commands.same_run import describe_models, prints_of_models
-from openkto.config import LoraConfig, RunConfig, to_flat, with_resolved
+from openkto.config import RunConfig, option_of, to_flat, with_resolved
 from openkto.data.dataset import UnpairedPreferenceDataset
-from openkto.data.loader import KTODataLoader
 from openkto.data.template import uses_date
 from openkto.distributed.checkpoint import Checkpoints, Found
 from openkto.distributed.tensor_parallel import split_of
 from openkto.models.export import RECORDS_BYTES
 from openkto.models.model_files import problem_with_model
-from openkto.trainer.run_state import check_same_run
-from openkto.trainer.saving import count, schedule_identity
+from openkto.trainer.final_model import count
+from openkto.trainer.identity import by_names, check_same_run, schedule_identity
 from openkto.trainer.schedule import total_steps
 
 log = logging.getLogger(__name__)
 
-# Settings with which a resumed run would be another one; some of them the trainer knows itself, for its own callers.
-# Not --ref_mode: all modes give the numbers of the reference's files, which are compared.
-SAME_SETTINGS = (
-    *("learning_rate", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "l2", "adam_betas"),
-    *("param_dtype", "grad_accum_dtype", "max_len", "truncation", "template_date"),
-    *("loss_type", "beta", "desirable_loss_weight", "undesirable_loss_weight", "label_smoothing", "sft_loss_coef"),
-    *("humanline_low", "humanline_high", "aux_loss_coef", "max_norm", "ref_sync_steps", "ref_sync_alpha"),
-    *(item.name for item in dataclasses.fields(LoraConfig)),
-)
 ADAM_BYTES = 12  # a parameter's float32 master copy and two moments
 
 
@@ -50,7 +40,7 @@ def on_one_day(config: RunConfig, strategy: Any, tokenizer: Any, found: Found | 
         return config
     day = config.data.template_date
     if day is None and found is not None:
-        day = found.state["identity"].get("--template_date")
+        day = by_names(found.state["identity"]).get("template_date")
     if day is None:
         day = ranks[0][1]
     log.info(
@@ -67,10 +57,13 @@ def identity_of_command(
     Raises:
         ConfigError: the ranks have different model files, or some that cannot be read.
     """
-    flat = to_flat(config)
-    same = {f"--{name}": list(v) if isinstance(v := flat[name], tuple) else v for name in SAME_SETTINGS}
+    same = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in to_flat(config).items()
+        if option_of(name).same_run
+    }
     files = describe_models(models, prints_of_models(strategy, models))
-    return same | files | {"the training rows (fingerprint)": rows.fingerprint()}
+    return same | files | {"rows_fingerprint": rows.fingerprint()}
 
 
 def is_done(
@@ -83,7 +76,9 @@ def is_done(
     """
     total = total_steps(len(loader), config.train.max_epochs, config.train.max_steps)
     now = identity | schedule_identity(loader, total)
-    check_same_run(str(found.folder), {name: v for name, v in found.state["identity"].items() if name in now}, now)
+    check_same_run(
+        str(found.folder), {name: v for name, v in by_names(found.state["identity"]).items() if name in now}, now
+    )
     folder, step = Path(config.output.save_path), found.state["run"]["step"]
     stop = config.train.stop_after_steps
     if stop is not None and stop <= step < total:

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable
 
 from openkto.errors import OpenKTOError, StopError
-from openkto.launcher import follow_launcher
-from openkto.limits import is_panic
-from openkto.ranks import loss_of_a_rank, settle_ranks
+from openkto.process.launcher import follow_launcher
+from openkto.process.limits import is_panic
+from openkto.process.ranks import loss_of_a_rank, settle_ranks
 
 SECONDS_FOR_THE_FIRST_RANK = 3.0
 

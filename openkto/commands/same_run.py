@@ -8,27 +8,20 @@ import os
 import socket
 from typing import Any
 
-from openkto.config import RunConfig, eval_sets, policy_name, reference_name, to_flat, trains_adapter
+from openkto.config import RunConfig, eval_sets, option_of, policy_name, reference_name, to_flat, trains_adapter
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.agreement import check_all_agree, on_some_ranks
 from openkto.models.adapter import base_of
 from openkto.models.fingerprint import fetch, model_fingerprint
-from openkto.trainer.environment import versions
-
-# Settings that may differ: where a node finds what is compared itself, and what the first rank names its records.
-OF_A_NODE = (
-    *("local_rank", "pretrain", "revision", "ref_pretrain", "ref_revision", "dataset", "eval_dataset"),
-    *("data_cache_dir", "ds_config"),
-)
-OF_THE_FIRST_RANK = ("use_tensorboard", "use_wandb", "wandb_org", "wandb_group", "wandb_project", "wandb_run_name")
+from openkto.report.environment import versions
+from openkto.trainer.identity import in_words
 
 Models = tuple[str, str]  # where the policy and the reference are loaded from
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Return what must be the same on all ranks and is known before they meet, by the name that an error gives it."""
-    left_out = {*OF_A_NODE, *OF_THE_FIRST_RANK}
-    settings = {f"--{name}": value for name, value in to_flat(config).items() if name not in left_out}
+    settings = {f"--{name}": value for name, value in to_flat(config).items() if not option_of(name).may_differ}
     settings["the names in --eval_dataset"] = list(eval_sets(config.data))
     settings["an adapter trains"] = trains_adapter(config)
     settings["--ref_pretrain is the policy's"] = reference_name(config.model) == policy_name(config.model)
@@ -76,14 +69,14 @@ def prints_of_models(strategy: Any, models: Models, *, is_needed: bool = True) -
     read = on_some_ranks(strategy, lambda: {places[name]: model_fingerprint(name) for name in mine}, is_mine=True)
     known = strategy.gather_objects(read)
     prints = {name: known[readers[strategy.rank, name]][place] for name, place in places.items()}
-    check_all_agree(strategy, describe_models(models, prints))
+    check_all_agree(strategy, {in_words(name): files for name, files in describe_models(models, prints).items()})
     return prints
 
 
 def describe_models(models: Models, prints: dict[str, str]) -> dict[str, str]:
     """Return what says which files policy and reference are of: an adapter's with its base's."""
     return {
-        f"the files of the {role}": " on ".join(prints[part] for part in dict.fromkeys((name, base_of(name))))
+        f"{role}_files": " on ".join(prints[part] for part in dict.fromkeys((name, base_of(name))))
         for role, name in zip(("policy", "reference"), models, strict=True)
     }
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from openkto.config import (
-    LOSSES_WITH_Z_REF,
     LoraConfig,
     RunConfig,
     openrlhf_differences,
@@ -21,10 +20,11 @@ from openkto.config import (
     trains_adapter,
     with_resolved,
 )
+from openkto.config.flags import RunOptions, parse
+from openkto.config.values import seconds_of
 from openkto.errors import ConfigError, StopError
-from openkto.flags import RunOptions, parse
-from openkto.run_lock import RunLocks
-from openkto.stops import StopRequest, seconds_of
+from openkto.process.run_lock import RunLocks
+from openkto.process.stops import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
     limit = config.checkpoint.max_time
     with StopRequest(None if limit is None else seconds_of(limit)) as stop:
         # Only now what takes seconds to import, so that a wrong flag is answered at once.
-        from openkto.distributed.watchdog import Watchdog
+        from openkto.process.watchdog import Watchdog
 
         settings = config.checkpoint
         dog = Watchdog(
@@ -197,7 +197,7 @@ def fit_args(config: RunConfig, **more: Any) -> Any:
 
 def make_loaders(config: RunConfig, strategy: Any, rows: Any, eval_rows: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the loader of the training rows, and those of the evaluation sets by name."""
-    from openkto.data.loader import KTODataLoader
+    from openkto.batches.loader import KTODataLoader
 
     train = config.train
     loader = KTODataLoader(rows, train.train_batch_size, seed=train.seed, **loader_settings(config, strategy))
@@ -206,7 +206,7 @@ def make_loaders(config: RunConfig, strategy: Any, rows: Any, eval_rows: dict[st
 
 def make_eval_loaders(config: RunConfig, strategy: Any, eval_rows: dict[str, Any]) -> dict[str, Any]:
     """Return the loaders of the evaluation sets by name."""
-    from openkto.data.loader import KTODataLoader
+    from openkto.batches.loader import KTODataLoader
 
     settings = loader_settings(config, strategy)
     return {name: KTODataLoader(found, None, **settings) for name, found in eval_rows.items()}
@@ -214,7 +214,7 @@ def make_eval_loaders(config: RunConfig, strategy: Any, eval_rows: dict[str, Any
 
 def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
     """Return what the loaders of training and evaluation rows have in common."""
-    from openkto.data.loader import WITHOUT_GRADIENT
+    from openkto.batches.loader import WITHOUT_GRADIENT
 
     train, tokens = config.train, config.train.max_tokens_per_micro_batch
     return {
@@ -223,7 +223,7 @@ def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
         "rank": strategy.data_rank,
         "world_size": strategy.data_size,
         "shared_by": strategy.sequence_parallel_size,
-        "needs_mismatched": config.loss.loss_type in LOSSES_WITH_Z_REF,
+        "needs_mismatched": config.loss.facts.needs_z_ref,
         "larger_without_gradient": WITHOUT_GRADIENT[strategy.device.type],
         "pin_memory": strategy.device.type == "cuda",
     }
@@ -266,11 +266,12 @@ def make_trainer(
         models: the policy's `Actor`; the reference's, a `CachedReference`, or None where the policy is its own.
         running: what `KTOTrainer` takes beside settings: checkpoints, stop, watchdog, export_dtype.
     """
+    from openkto.models.loss import KTOLoss
     from openkto.trainer import KTOTrainer
     from openkto.trainer.reference import CachedReference
     from openkto.trainer.schedule import create_scheduler, total_steps
 
-    train, loss, optim = config.train, config.loss, config.optim
+    train, optim = config.train, config.optim
     actor, reference = models
     strategy.share_model(actor)
     optimizer = strategy.create_optimizer(actor, lr=optim.learning_rate, betas=optim.adam_betas, weight_decay=optim.l2)
@@ -295,15 +296,7 @@ def make_trainer(
         eval_dataloader=eval_loaders,
         scheduler=scheduler,
         max_norm=optim.max_norm,
-        beta=loss.beta,
-        desirable_weight=float(loss.desirable_loss_weight),
-        undesirable_weight=float(loss.undesirable_loss_weight),
-        loss_type=loss.loss_type,  # type: ignore[arg-type]  # checked by the parser
-        label_smoothing=loss.label_smoothing,
-        sft_loss_coef=loss.sft_loss_coef,
-        humanline_low=loss.humanline_low,
-        humanline_high=loss.humanline_high,
-        aux_loss_coef=loss.aux_loss_coef,
+        loss=KTOLoss.of(config.loss),
         max_epochs=train.max_epochs,
         ref_sync_steps=config.model.ref_sync_steps,
         ref_sync_alpha=config.model.ref_sync_alpha,
@@ -352,7 +345,7 @@ def load_tokenizer_of(config: RunConfig, pretrain: str) -> Any:
 
 def make_strategy(config: RunConfig) -> Any:
     """Return the strategy that the configuration asks for."""
-    from openkto.data.loader import DEFAULT_ROWS
+    from openkto.batches.loader import DEFAULT_ROWS
     from openkto.distributed.strategy import DeepspeedStrategy
     from openkto.distributed.zero_options import ZeroOptions
 

@@ -15,7 +15,7 @@ def resolve_weights(
 ) -> tuple[float, float]:
     """Return both weights as numbers: "auto" raises the smaller class until the ratio is 1, and is never below 1."""
     if desirable_weight == "auto":
-        assert undesirable_weight != "auto", "one is set by the other: openkto/checks.py refuses auto for both"
+        assert undesirable_weight != "auto", "one is set by the other: openkto/config/checks.py refuses auto for both"
         if n_desirable > 0:
             return max(1.0, undesirable_weight * n_undesirable / n_desirable), undesirable_weight
         return 1.0, undesirable_weight

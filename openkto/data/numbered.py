@@ -8,7 +8,7 @@ from openkto.data.problems import BadRow, Findings
 from openkto.data.row import Row, RowSettings
 from openkto.data.rows import RowReader
 from openkto.data.sources import Source
-from openkto.limits import ROW_CHARACTERS
+from openkto.process.limits import ROW_CHARACTERS
 
 Record = tuple[str, str, object]  # of which file, where, what
 

@@ -24,7 +24,7 @@ from openkto.data.row import Row, RowSettings
 from openkto.data.sources import Source
 from openkto.data.tokenize import RowTokenizer, TokenizedRow
 from openkto.errors import DataError
-from openkto.limits import is_panic
+from openkto.process.limits import is_panic
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from openkto.data.problems import Findings, data_error, shorten
 from openkto.data.readers import READERS, TEXT_CONTAINERS, read_file
 from openkto.data.text_files import COMPRESSIONS, DataFile
 from openkto.files import blocks
-from openkto.limits import kind_of_file
+from openkto.process.limits import kind_of_file
 
 HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::([\w.-]+))?")  # owner/name, or owner/name:subset
 URL = re.compile(r"\w+://")

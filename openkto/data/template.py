@@ -11,7 +11,7 @@ from typing import Any
 
 from openkto.data.messages import Message
 from openkto.data.problems import BadRow, shorten
-from openkto.limits import ROW_CHARACTERS, time_limit
+from openkto.process.limits import ROW_CHARACTERS, time_limit
 
 FIRST, SECOND, THIRD = "qz1zq", "qz2zq", "qz3zq"
 ASKED: list[Message] = [{"role": "user", "content": FIRST}]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from openkto.errors import CheckpointError, ConfigError, DataError, NoStepError, OpenKTOError, StopError, TrainingError
-from openkto.limits import is_panic
+from openkto.process.limits import is_panic
 
 T = TypeVar("T")
 

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from openkto.distributed.manifest import MANIFEST, read_manifest
 from openkto.errors import CheckpointError
-from openkto.files import delete, flush_to_disk, write_flushed
-from openkto.values import numbered
+from openkto.files import delete, flush_to_disk, numbered, write_flushed
 
 log = logging.getLogger(__name__)
 

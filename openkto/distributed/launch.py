@@ -11,7 +11,7 @@ import deepspeed.ops
 import torch
 
 from openkto.errors import ConfigError
-from openkto.ranks import check_rendezvous, ranks_on_this_node, settle_ranks
+from openkto.process.ranks import check_rendezvous, ranks_on_this_node, settle_ranks
 
 # Longer than any honest wait between two collectives: one rank may be tokenising or saving.
 COLLECTIVE_TIMEOUT = timedelta(hours=2)

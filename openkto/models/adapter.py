@@ -21,10 +21,10 @@ from transformers.pytorch_utils import Conv1D
 
 from openkto.config import ALL_LINEAR, LoraConfig, is_adapter_folder
 from openkto.errors import ConfigError
-from openkto.limits import match_in_time
 from openkto.models.folder_checks import check_files
 from openkto.models.lora_targets import choose_targets
 from openkto.models.revision import with_revision
+from openkto.process.limits import match_in_time
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 from openkto.errors import ConfigError
-from openkto.limits import kind_of_file
+from openkto.process.limits import kind_of_file
 
 READ = (".json", ".safetensors", ".bin", ".model", ".jinja", ".txt", ".py")
 TRAINABLE_METHODS = ("bitsandbytes",)  # frozen below LoRA

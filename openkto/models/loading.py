@@ -21,13 +21,13 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from openkto.config import is_adapter_folder
 from openkto.errors import ConfigError
-from openkto.limits import is_panic
 from openkto.models.adapter import base_of
 from openkto.models.folder_checks import check_files, check_quantization
 from openkto.models.kernels import use_liger_layers
 from openkto.models.positions import check_row_lengths
 from openkto.models.revision import split_revision
 from openkto.models.tokenizer_file import as_its_file_says, check_ids
+from openkto.process.limits import is_panic
 
 log = logging.getLogger(__name__)
 

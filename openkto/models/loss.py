@@ -12,19 +12,15 @@ Source:  Ethayarajh et al., arXiv:2402.01306, section 4 ("Kahneman-Tversky Optim
          (humanline), with the bounds of HALOs' config/config.yaml; NeMo's preference_average_log_probs.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openkto.config import LOSSES_WITH_Z_REF, TOKEN_LOSSES
+from openkto.config import LOSSES, LossConfig, LossFacts
 from openkto.models.log_probs import row_sums
-
-LossType = Literal["kto", "apo_zero_unpaired", "kto_length_normalized", "bco", "kto_humanline"]
-
 
 # ---- what a row's log-ratio is --------------------------------------------------------------------------------------
 
@@ -67,79 +63,53 @@ def reference_point(mismatched_sum: Tensor, num_rows: Tensor) -> Tensor:
 def kto_losses(
     log_ratio_N: Tensor,
     is_desirable_N: Tensor,
-    z_ref: Tensor,
+    point: Tensor,
     *,
     beta: float,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
     label_smoothing: float = 0.0,
+    function: Literal["sigmoid", "log-sigmoid"] = "sigmoid",
 ) -> Tensor:
-    """Return each row's loss, lambda_y - v(x, y).
+    """Return each row's loss, [N].
 
-    The paper's two cases of v differ in a sign and a weight alone, so one expression serves both and a batch may
-    hold a single class. With z_ref = 0 it is APO-zero for rows without partners.
+    With `sigmoid` it is lambda_y - v(x, y), between 0 and lambda_y: the paper's two cases of v differ only in a sign
+    and a weight, so one expression serves both and a batch may hold a single class. With a reference point of 0 it is
+    APO-zero for rows without partners. With `log-sigmoid` it is the cross-entropy of a binary classifier (BCO).
 
     Args:
         log_ratio_N: [N], nats: log pi(y|x) - log pi_ref(y|x).
         is_desirable_N: [N], bool.
-        z_ref: scalar, nats, without gradient.
+        point: the reference point, a scalar in nats without gradient: z_ref, 0, or for BCO the mean log-ratio of the
+            rows of all steps before.
         beta: how strongly the policy is held to the reference; larger is closer.
         desirable_weight: lambda_D.
         undesirable_weight: lambda_U.
         label_smoothing: the probability with which a label is taken to be wrong; the row keeps its own weight.
+        function: the loss is 1 - sigmoid(m) or -log sigmoid(m) of m = beta s_i (r_i - reference point).
 
-    Returns:
-        [N], each between 0 and lambda_y.
+    Raises:
+        ValueError: the shapes do not fit.
     """
-    margin_N = beta * _checked_margins("kto_losses", log_ratio_N, is_desirable_N, z_ref)
-    weight_N = _class_weights(is_desirable_N, margin_N.dtype, desirable_weight, undesirable_weight)
-    return weight_N * _smoothed(lambda m: torch.sigmoid(-m), margin_N, label_smoothing)
+    if log_ratio_N.dim() != 1 or log_ratio_N.shape != is_desirable_N.shape or point.dim() != 0:
+        shapes = f"{tuple(log_ratio_N.shape)}, {tuple(is_desirable_N.shape)} and {tuple(point.shape)}"
+        raise ValueError(f"kto_losses: log-ratios and labels must be [N], the reference point a scalar; got {shapes}.")
+    margin_N = beta * margins(log_ratio_N, is_desirable_N, point)
 
+    def loss_of(margin_N: Tensor) -> Tensor:
+        return torch.sigmoid(-margin_N) if function == "sigmoid" else -F.logsigmoid(margin_N)
 
-def bco_losses(
-    log_ratio_N: Tensor,
-    is_desirable_N: Tensor,
-    shift: Tensor,
-    *,
-    beta: float,
-    desirable_weight: float = 1.0,
-    undesirable_weight: float = 1.0,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """Return each row's cross-entropy as a binary classifier sees it: -log sigmoid(beta s_i (r_i - shift)), [N].
-
-    Args:
-        shift: scalar, nats, without gradient: the mean log-ratio of the rows of all steps before.
-        log_ratio_N, is_desirable_N, beta, desirable_weight, undesirable_weight, label_smoothing: as in `kto_losses`.
-    """
-    margin_N = beta * _checked_margins("bco_losses", log_ratio_N, is_desirable_N, shift)
-    weight_N = _class_weights(is_desirable_N, margin_N.dtype, desirable_weight, undesirable_weight)
-    return weight_N * _smoothed(lambda m: -F.logsigmoid(m), margin_N, label_smoothing)
+    loss_N = loss_of(margin_N)
+    if label_smoothing > 0:
+        loss_N = (1 - label_smoothing) * loss_N + label_smoothing * loss_of(-margin_N)
+    desirable_N = is_desirable_N.to(margin_N.dtype)
+    return (desirable_weight * desirable_N + undesirable_weight * (1 - desirable_N)) * loss_N
 
 
 def margins(log_ratio_N: Tensor, is_desirable_N: Tensor, z_ref: Tensor) -> Tensor:
     """Return s_i * (r_i - z_ref), [N], nats: positive where the policy is on the right side of the reference point."""
     sign_N = torch.where(is_desirable_N, 1.0, -1.0)
     return sign_N * (log_ratio_N - z_ref)
-
-
-def _checked_margins(name: str, log_ratio_N: Tensor, is_desirable_N: Tensor, z_ref: Tensor) -> Tensor:
-    if log_ratio_N.dim() != 1 or log_ratio_N.shape != is_desirable_N.shape or z_ref.dim() != 0:
-        shapes = f"{tuple(log_ratio_N.shape)}, {tuple(is_desirable_N.shape)} and {tuple(z_ref.shape)}"
-        raise ValueError(f"{name}: log-ratios and labels must be [N] and z_ref a scalar; got {shapes}.")
-    return margins(log_ratio_N, is_desirable_N, z_ref)
-
-
-def _class_weights(is_desirable_N: Tensor, dtype: torch.dtype, desirable: float, undesirable: float) -> Tensor:
-    desirable_N = is_desirable_N.to(dtype)
-    return desirable * desirable_N + undesirable * (1 - desirable_N)
-
-
-def _smoothed(loss_of: Callable[[Tensor], Tensor], margin_N: Tensor, label_smoothing: float) -> Tensor:
-    """Return (1 - e) loss(s) + e loss(-s), [N]."""
-    if label_smoothing == 0:
-        return loss_of(margin_N)
-    return (1 - label_smoothing) * loss_of(margin_N) + label_smoothing * loss_of(-margin_N)
 
 
 def sft_loss(log_prob_N: Tensor, is_desirable_N: Tensor, desirable_tokens: float | Tensor) -> Tensor:
@@ -167,58 +137,59 @@ class KTOLoss:
     beta: float = 0.1
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
-    loss_type: LossType = "kto"
+    loss_type: str = "kto"
     label_smoothing: float = 0.0
     sft_loss_coef: float = 0.0
     humanline_low: float = -1.0
     humanline_high: float = 1.5
+    aux_loss_coef: float = 0.0
+
+    @classmethod
+    def of(cls, settings: LossConfig) -> "KTOLoss":
+        """Return the objective that the settings describe; weights that are `auto` must be numbers by now."""
+        same = {field.name for field in fields(cls)} & {field.name for field in fields(settings)}
+        return cls(
+            desirable_weight=float(settings.desirable_loss_weight),
+            undesirable_weight=float(settings.undesirable_loss_weight),
+            **{name: getattr(settings, name) for name in same},
+        )
 
     @property
-    def needs_z_ref(self) -> bool:
-        """Whether the objective is relative to the mismatched pairs' mean log-ratio."""
-        return self.loss_type in LOSSES_WITH_Z_REF
-
-    @property
-    def needs_shift(self) -> bool:
-        """Whether the objective is relative to the mean log-ratio of all steps before."""
-        return self.loss_type == "bco"
-
-    @property
-    def by_token(self) -> bool:
-        """Whether `log_ratios` takes the log-probabilities of tokens, [K], and not their sums over rows, [B]."""
-        return self.loss_type in TOKEN_LOSSES
+    def facts(self) -> LossFacts:
+        """What is known of the chosen objective."""
+        return LOSSES[self.loss_type]
 
     def log_ratios(self, log_prob: Tensor, ref_log_prob: Tensor, loss_mask_BT: Tensor) -> Tensor:
         """Return each row's log-ratio as this objective uses it, [B] float64, for matched and mismatched pairs alike.
 
         Args:
-            log_prob, ref_log_prob: of policy and reference, nats: [K] with `by_token`, else [B].
+            log_prob, ref_log_prob: of policy and reference, nats: [K] with `facts.by_token`, else [B].
             loss_mask_BT: [B, T], True on scored tokens.
         """
-        if self.by_token:
+        if self.facts.log_ratio == "clamped":
             bounds = self.humanline_low, self.humanline_high
             return humanline_log_ratios(log_prob, ref_log_prob, loss_mask_BT, *bounds)
         log_ratio_B = log_prob - ref_log_prob
-        if self.loss_type == "kto_length_normalized":
+        if self.facts.log_ratio == "mean":
             return length_normalized_log_ratios(log_ratio_B, loss_mask_BT)
         return log_ratio_B
 
     def row_log_probs(self, log_prob: Tensor, loss_mask_BT: Tensor) -> Tensor:
         """Return log pi(y|x) of each row, [B] float64, from what `log_ratios` takes."""
-        return row_sums(log_prob, loss_mask_BT) if self.by_token else log_prob
+        return row_sums(log_prob, loss_mask_BT) if self.facts.by_token else log_prob
 
     def __call__(
-        self, log_ratio_N: Tensor, is_desirable_N: Tensor, z_ref: Tensor, row_weight_N: Tensor | None = None
+        self, log_ratio_N: Tensor, is_desirable_N: Tensor, point: Tensor, row_weight_N: Tensor | None = None
     ) -> Tensor:
         """Return the rows' losses, [N]; a row's own weight multiplies that of its class."""
-        losses = bco_losses if self.loss_type == "bco" else kto_losses
-        losses_N = losses(
+        losses_N = kto_losses(
             log_ratio_N,
             is_desirable_N,
-            z_ref,
+            point,
             beta=self.beta,
             desirable_weight=self.desirable_weight,
             undesirable_weight=self.undesirable_weight,
             label_smoothing=self.label_smoothing,
+            function=self.facts.function,
         )
         return losses_N if row_weight_N is None else row_weight_N * losses_N

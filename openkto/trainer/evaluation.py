@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from openkto.data.loader import KTODataLoader
+from openkto.batches.loader import KTODataLoader
 from openkto.models.loss import KTOLoss
+from openkto.report.metrics import MetricWindow
 from openkto.trainer.forwards import (
     Reference,
     Strategy,
@@ -16,7 +17,6 @@ from openkto.trainer.forwards import (
     row_columns,
     to_device,
 )
-from openkto.trainer.metrics import MetricWindow
 
 
 @torch.no_grad()
@@ -46,12 +46,12 @@ def evaluate_set(
         for micro_batch, ref_log_prob in zip(batch.matched, before.ref_log_prob, strict=True):
             between()
             on_device = to_device(micro_batch, strategy.device)
-            log_prob = forward(model, on_device, strategy.device, with_tokens=loss.by_token)
+            log_prob = forward(model, on_device, strategy.device, with_tokens=loss.facts.by_token)
             mask_BT = on_device["loss_mask"]
             log_ratio_B = loss.log_ratios(log_prob, ref_log_prob, mask_BT)
             parts.append(row_columns(on_device, loss.row_log_probs(log_prob, mask_BT), log_ratio_B))
         rows, _ = read_rows(strategy, batch, parts, before, place)
-        if loss.needs_shift and shift is None:
+        if loss.facts.needs_shift and shift is None:
             rows.z_ref = float(rows.log_ratio_N.mean())
         window.add(rows)
     return window.values()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from openkto.data.loader import RankBatch, TokenRows
+from openkto.batches.loader import RankBatch, TokenRows
 from openkto.trainer.forwards import BeforeGradient, Strategy
 
 log = logging.getLogger(__name__)

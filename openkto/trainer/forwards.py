@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from openkto.data.loader import MicroBatch, RankBatch
+from openkto.batches.loader import MicroBatch, RankBatch
 from openkto.errors import TrainingError
 from openkto.models.loss import KTOLoss, reference_point
-from openkto.trainer.metrics import BatchRows
+from openkto.report.metrics import BatchRows
 
 
 class Strategy(Protocol):
@@ -88,8 +88,8 @@ def forward_without_gradient(
     """
     device, mismatched = strategy.device, [strip_prefix(m) for m in batch.mismatched]
     model.eval()
-    policy = forward_all(model, mismatched, device, between, with_tokens=loss.by_token)
-    ref_log_prob = reference.log_probs([*mismatched, *batch.matched], between, with_tokens=loss.by_token)
+    policy = forward_all(model, mismatched, device, between, with_tokens=loss.facts.by_token)
+    ref_log_prob = reference.log_probs([*mismatched, *batch.matched], between, with_tokens=loss.facts.by_token)
     ref_mismatched, ref_matched = ref_log_prob[: len(mismatched)], ref_log_prob[len(mismatched) :]
     pairs = [
         torch.stack([m["row"].double(), loss.log_ratios(p, r, m["loss_mask"])], dim=1)
@@ -103,7 +103,7 @@ def forward_without_gradient(
     pairs_L2 = torch.cat(pairs) if pairs else torch.zeros(0, 2, dtype=torch.float64, device=device)
     # A dummy's log-ratio is 0.
     totals = strategy.all_reduce(torch.stack([pairs_L2[:, 1].sum(), _scalar(batch.desirable_tokens, device)]))
-    if loss.needs_z_ref:
+    if loss.facts.needs_z_ref:
         num_rows = _scalar(len(batch.rows), device)
         z_ref, mean = reference_point(totals[0], num_rows), totals[0] / num_rows
     else:

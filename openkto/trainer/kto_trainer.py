@@ -5,6 +5,7 @@ Units:   nats.
 """
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +18,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from openkto.data.loader import KTODataLoader, RankBatch
+from openkto.batches.loader import KTODataLoader, RankBatch
 from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.moving_reference import is_alike, move_reference
 from openkto.distributed.strategy import StepResult
-from openkto.distributed.watchdog import Watchdog
 from openkto.errors import ConfigError, StopError, TrainingError
-from openkto.models.loss import KTOLoss, LossType, sft_loss
-from openkto.stops import StopRequest
+from openkto.models.loss import KTOLoss, sft_loss
+from openkto.process.stops import StopRequest
+from openkto.process.watchdog import Watchdog
+from openkto.report.flops import actor_in, step_work
+from openkto.report.throughput import StepCounts
 from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.failed_step import write_failed_step
+from openkto.trainer.final_model import count, save_model
 from openkto.trainer.fit_args import FitArgs
-from openkto.trainer.flops import actor_in, step_work
 from openkto.trainer.forwards import (
     Strategy,
     forward_without_gradient,
@@ -40,13 +43,13 @@ from openkto.trainer.forwards import (
     row_columns,
     to_device,
 )
+from openkto.trainer.identity import identity_of, in_words
 from openkto.trainer.planning import plan_for
 from openkto.trainer.reference import make_reference
 from openkto.trainer.reporter import Reporter, StepReport
 from openkto.trainer.run_state import RunState
-from openkto.trainer.saving import RunSaver, count, identity_of, open_checkpoints, save_model
+from openkto.trainer.saving import RunSaver, open_checkpoints
 from openkto.trainer.schedule import learning_rates, total_steps
-from openkto.trainer.throughput import StepCounts
 
 
 class TrainingStrategy(Strategy, Protocol):
@@ -82,10 +85,8 @@ class KTOTrainer:
         eval_dataloader: a loader over a whole set as one batch, or several by name, or None.
         scheduler: a LambdaLR, as every schedule of `transformers.get_scheduler` is.
         max_norm: must be the strategy's, which clips.
-        beta, desirable_weight, undesirable_weight, loss_type, label_smoothing, humanline_low, humanline_high: see
-            `KTOLoss`.
-        sft_loss_coef: weight of the negative log-likelihood of the desirable rows' completion tokens.
-        aux_loss_coef: weight of the experts' load-balancing loss.
+        loss: the objective with its constants.
+        loss_terms: fields of `KTOLoss` by name, such as beta or desirable_weight, over those of `loss`.
         max_epochs: how often the rows are gone through, unless `args.max_steps` says how many steps.
         ref_sync_steps, ref_sync_alpha: how often and how far the reference moves towards the policy; 0 is never.
         save_hf_ckpt: with each checkpoint also save the model as a Hugging Face folder.
@@ -111,15 +112,7 @@ class KTOTrainer:
         scheduler: LambdaLR,
         eval_dataloader: KTODataLoader | dict[str, KTODataLoader] | None = None,
         max_norm: float = 1.0,
-        beta: float = 0.1,
-        desirable_weight: float = 1.0,
-        undesirable_weight: float = 1.0,
-        loss_type: LossType = "kto",
-        label_smoothing: float = 0.0,
-        sft_loss_coef: float = 0.0,
-        humanline_low: float = -1.0,
-        humanline_high: float = 1.5,
-        aux_loss_coef: float = 0.0,
+        loss: KTOLoss | None = None,
         max_epochs: int = 1,
         ref_sync_steps: int = 0,
         ref_sync_alpha: float = 0.6,
@@ -129,6 +122,7 @@ class KTOTrainer:
         checkpoints: Checkpoints | None = None,
         stop: StopRequest | None = None,
         watchdog: Watchdog | None = None,
+        **loss_terms: Any,
     ) -> None:
         if max_norm != strategy.max_norm:
             raise ConfigError(
@@ -142,29 +136,12 @@ class KTOTrainer:
         elif not isinstance(eval_dataloader, dict):
             eval_dataloader = {"eval": eval_dataloader}
         self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader
-        if aux_loss_coef > 0 and model.module.num_experts == 0:
+        self.loss = dataclasses.replace(loss or KTOLoss(), **loss_terms)
+        if self.loss.aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.reference = make_reference(model, model.module, ref_model, strategy)
         self.work = step_work(model.module, ref_model)
-        constants = (label_smoothing, sft_loss_coef, humanline_low, humanline_high)
-        self.loss = KTOLoss(beta, desirable_weight, undesirable_weight, loss_type, *constants)
-        # A run that is resumed with others would be another run.
-        self.settings = {
-            "--loss_type": loss_type,
-            "--beta": beta,
-            "--desirable_loss_weight": desirable_weight,
-            "--undesirable_loss_weight": undesirable_weight,
-            "--label_smoothing": label_smoothing,
-            "--sft_loss_coef": sft_loss_coef,
-            "--humanline_low": humanline_low,
-            "--humanline_high": humanline_high,
-            "--aux_loss_coef": aux_loss_coef,
-            "--max_norm": max_norm,
-            "--ref_sync_steps": ref_sync_steps,
-            "--ref_sync_alpha": ref_sync_alpha,
-        }
-        self.aux_loss_coef = aux_loss_coef
-        self.max_epochs = max_epochs
+        self.max_norm, self.max_epochs = max_norm, max_epochs
         self.run = RunState()
         self.ref_sync_steps, self.ref_sync_alpha = ref_sync_steps, ref_sync_alpha
         if ref_sync_steps > 0 and not (isinstance(ref_model, nn.Module) and is_alike(ref_model, model)):
@@ -257,25 +234,32 @@ class KTOTrainer:
         if args.save_failed_step and not checkpoints.with_engine:
             raise ConfigError("--save_failed_step: needs checkpoints; got --disable_ds_ckpt. Leave one of them out.")
         loader = self.train_dataloader
-        identity = self.settings | identity_of(self.model.module, loader, total_steps)
+        identity = self._identity(total_steps) | args.identity
         plan = {
-            "--micro_train_batch_size": loader.micro_train_batch_size,
-            "--max_tokens_per_micro_batch": loader.max_tokens,
+            "micro_train_batch_size": loader.micro_train_batch_size,
+            "max_tokens_per_micro_batch": loader.max_tokens,
         }
-        check_all_agree(self.strategy, identity | args.identity | plan)
+        check_all_agree(self.strategy, {in_words(name): value for name, value in (identity | plan).items()})
         return RunSaver(
             checkpoints,
             self.model,
             self.strategy,
             self.train_dataloader,
             args,
-            identity=identity | args.identity,
+            identity=identity,
             total_steps=total_steps,
             write_copy=self._save_copy if self.save_hf_ckpt else None,
             moving_reference=self.ref_model if self.ref_sync_steps > 0 else None,
             stop=self.stop,
             watchdog=self.watchdog,
         )
+
+    def _identity(self, total_steps: int) -> dict[str, Any]:
+        """Return what a run that is resumed must have again, or it would be another run."""
+        terms = dataclasses.asdict(self.loss)
+        weights = {f"{name}_loss_weight": terms.pop(f"{name}_weight") for name in ("desirable", "undesirable")}
+        own = {name: getattr(self, name) for name in ("max_norm", "ref_sync_steps", "ref_sync_alpha")}
+        return terms | weights | own | identity_of(self.model.module, self.train_dataloader, total_steps)
 
     def _wait_for_batch(self, step: int) -> float:
         """Say that the loader is at work, not what came before; return the time at which a step begins."""
@@ -306,7 +290,7 @@ class KTOTrainer:
             raise
         run.updates += report.applied
         run.consumed_samples += report.counts.rows
-        if self.loss.needs_shift:
+        if self.loss.facts.needs_shift:
             run.log_ratio_sum += float(report.rows.log_ratio_N.sum())
             run.log_ratio_rows += report.counts.rows
         if self.ref_sync_steps > 0 and run.step % self.ref_sync_steps == 0:
@@ -321,7 +305,7 @@ class KTOTrainer:
             self.model, self.reference, self.strategy, self.loss, batch, place, self.watchdog.beat, shift
         )
         self.model.train()
-        has_aux_loss = self.aux_loss_coef > 0
+        has_aux_loss = self.loss.aux_loss_coef > 0
         parts, aux_loss = [], torch.zeros((), device=self.strategy.device)
         for m, ref_log_prob in enumerate(before.ref_log_prob):
             self.watchdog.beat()
@@ -330,10 +314,10 @@ class KTOTrainer:
                 *model_inputs(micro_batch),
                 with_entropy=with_entropy,
                 with_balancing_loss=has_aux_loss,
-                with_tokens=self.loss.by_token,
+                with_tokens=self.loss.facts.by_token,
             )
             label_B, mask_BT = micro_batch["label"], micro_batch["loss_mask"]
-            log_prob = output.log_prob_K if self.loss.by_token else output.log_prob_B
+            log_prob = output.log_prob_K if self.loss.facts.by_token else output.log_prob_B
             log_ratio_B = self.loss.log_ratios(log_prob, ref_log_prob, mask_BT)
             log_prob_B = self.loss.row_log_probs(log_prob, mask_BT)
             losses_B = self.loss(log_ratio_B, label_B, before.z_ref, micro_batch["weight"])
@@ -344,7 +328,7 @@ class KTOTrainer:
             if has_aux_loss:
                 tokens = (micro_batch["attention_mask"] * is_real(micro_batch)[:, None]).sum()
                 part = output.balancing_loss * tokens / batch.matched_tokens
-                loss, aux_loss = loss + self.aux_loss_coef * part, aux_loss + part.detach()
+                loss, aux_loss = loss + self.loss.aux_loss_coef * part, aux_loss + part.detach()
             self.strategy.backward(self.model, loss.float(), is_last=m == len(batch.matched) - 1)
             parts.append(row_columns(micro_batch, log_prob_B, log_ratio_B, output.entropy_B))
         try:

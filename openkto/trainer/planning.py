@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from openkto.data.loader import KTODataLoader
+from openkto.batches.loader import KTODataLoader
 from openkto.errors import ConfigError
 from openkto.models.positions import check_row_lengths, row_lengths
-from openkto.trainer.flops import forward_work
+from openkto.report.flops import forward_work
 
 
 def plan_for(loaders: list[KTODataLoader], actor: Any, *others: Any) -> None:

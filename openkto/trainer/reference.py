@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from openkto.data.loader import MicroBatch
+from openkto.batches.loader import MicroBatch
+from openkto.batches.pairs import batch_keys
 from openkto.data.log_prob_files import Values
-from openkto.data.pairs import batch_keys
 from openkto.errors import ConfigError
 from openkto.trainer.forwards import Reference, Strategy, forward_all, is_real
 

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from openkto.data.batch import IntArray
-from openkto.data.loader import KTODataLoader, MicroBatch
+from openkto.batches.batch import IntArray
+from openkto.batches.loader import KTODataLoader, MicroBatch
+from openkto.batches.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, plan_pairs, sequence_key
 from openkto.data.log_prob_files import Values, read_named, read_parts, write_part
-from openkto.data.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, plan_pairs, sequence_key
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import ConfigError, StopError, TrainingError
-from openkto.stops import StopRequest
+from openkto.process.stops import StopRequest
 from openkto.trainer.forwards import Strategy, is_real
 from openkto.trainer.reference import CachedReference, ModelReference
 

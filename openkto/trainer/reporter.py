@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from openkto.data.loader import KTODataLoader, RankBatch
+from openkto.batches.loader import KTODataLoader, RankBatch
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import ConfigError
 from openkto.files import flush_to_disk
 from openkto.models.loss import KTOLoss
-from openkto.trainer.environment import environment
-from openkto.trainer.flops import StepWork
-from openkto.trainer.metrics import BatchRows, MetricWindow
-from openkto.trainer.progress import Progress
-from openkto.trainer.records import BATCHES, REWARDS, RecordFile, belongs_to, go_back, set_aside
+from openkto.report.environment import environment
+from openkto.report.flops import StepWork
+from openkto.report.metrics import BatchRows, MetricWindow
+from openkto.report.progress import Progress
+from openkto.report.records import BATCHES, REWARDS, RecordFile, belongs_to, go_back, set_aside
+from openkto.report.standstill import Standstill
+from openkto.report.throughput import StepCounts, Throughput, peak_memory_gib
+from openkto.report.trackers import Trackers
 from openkto.trainer.rng import Arrays
 from openkto.trainer.run_state import RunState
-from openkto.trainer.standstill import Standstill
-from openkto.trainer.throughput import StepCounts, Throughput, peak_memory_gib
-from openkto.trainer.trackers import Trackers
 
 log = logging.getLogger(__name__)
 

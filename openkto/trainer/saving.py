@@ -1,33 +1,29 @@
 """Saves a run as checkpoints and takes it up from one: what the loop needs beside the engine, in and out."""
 
-import hashlib
 import json
 import logging
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from openkto.batches.loader import KTODataLoader
 from openkto.config import HIGHER_IS_BETTER
-from openkto.data.loader import KTODataLoader
-from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.checkpoint_folder import name_of
-from openkto.distributed.gather import gather_weights, whole_shape
-from openkto.distributed.watchdog import Watchdog
-from openkto.errors import CheckpointError, ConfigError, NoStepError, OpenKTOError, StopError, TrainingError
-from openkto.stops import StopRequest
-from openkto.trainer.environment import environment
+from openkto.errors import CheckpointError, ConfigError, NoStepError, StopError
+from openkto.process.stops import StopRequest
+from openkto.process.watchdog import Watchdog
+from openkto.report.environment import environment
 from openkto.trainer.fit_args import FitArgs
+from openkto.trainer.identity import check_same_run
 from openkto.trainer.newest import find_checkpoint, is_instead
 from openkto.trainer.reporter import Reporter, Resumed
 from openkto.trainer.rng import Arrays, rng_state, set_rng_state
-from openkto.trainer.run_state import RunState, check_same_run
+from openkto.trainer.run_state import RunState
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +35,7 @@ class RunSaver:
         checkpoints: where they lie.
         engine, strategy, loader: the trainer's.
         args: see `FitArgs`.
-        identity: what must be the same for a run to be gone on with, by the name that an error gives it.
+        identity: what must be the same for a run to be resumed, keyed as in `identity.py`.
         total_steps: of the schedule.
         write_copy: writes a Hugging Face folder; None for no copies.
         moving_reference: a reference that follows the policy.
@@ -263,73 +259,6 @@ def open_checkpoints(args: FitArgs, strategy: Any, *, with_engine: bool) -> Chec
         max_gigabytes=args.max_ckpt_mem,
         with_engine=with_engine,
     )
-
-
-def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> dict[str, Any]:
-    """Return what model, data and schedule say a run is: what must not change on the way."""
-    shapes = [(name, list(whole_shape(p))) for name, p in model.named_parameters() if p.requires_grad]
-    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]
-    return {
-        **schedule_identity(loader, total_steps),
-        "the trained parameters": f"{len(shapes)} tensors, {digest}",
-    }
-
-
-def schedule_identity(loader: KTODataLoader, total_steps: int) -> dict[str, Any]:
-    """Return the part of `identity_of` that is known without a model."""
-    return {
-        "--train_batch_size": loader.train_batch_size,
-        "--seed": loader.seed,
-        "the number of training rows": loader.num_rows,
-        "the number of steps (--max_steps, --max_epochs)": total_steps,
-    }
-
-
-def save_model(
-    engine: Any, strategy: Any, tokenizer: Any, folder: str, dtype: torch.dtype, *, has_refuge: bool
-) -> None:
-    """Write the policy, or its adapter, with the tokenizer as a Hugging Face folder; all ranks must call it.
-
-    Args:
-        has_refuge: where the folder cannot be written, write into a temporary one: hours of training are in the
-            weights.
-
-    Raises:
-        TrainingError: a weight is not finite, in this dtype; on every rank.
-        OpenKTOError: the folder cannot be written; on every rank.
-    """
-    actor = engine.module
-    weights = gather_weights(actor.model, dtype, trainable_alone=actor.has_adapter)
-    on_some_ranks(
-        strategy,
-        lambda: _write_model(actor, weights, tokenizer, folder, dtype, has_refuge=has_refuge),
-        is_mine=strategy.rank == 0,
-    )
-
-
-def _write_model(
-    actor: Any, weights: dict[str, torch.Tensor], tokenizer: Any, folder: str, dtype: torch.dtype, *, has_refuge: bool
-) -> None:
-    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
-    if broken:
-        raise TrainingError(
-            f"the trained weights: must be finite in {str(dtype).removeprefix('torch.')}; got nan or infinity in "
-            f"{broken[0]} and {len(broken) - 1} more, and nothing was saved. Lower --learning_rate, or pass "
-            "--export_dtype fp32."
-        )
-    try:
-        actor.export(weights, tokenizer, folder, dtype)
-    except OpenKTOError as error:
-        if not has_refuge:
-            raise
-        refuge = tempfile.mkdtemp(prefix="openkto-")
-        actor.export(weights, tokenizer, refuge, dtype)
-        raise OpenKTOError(f"{error} The trained model was saved to {refuge} instead: move it from there.") from error
-
-
-def count(parameters: Iterable[nn.Parameter]) -> int:
-    """Return the number of weights, of all ranks together."""
-    return sum(whole_shape(parameter).numel() for parameter in parameters)
 
 
 def _under(prefix: str, name: str) -> str:

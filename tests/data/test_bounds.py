@@ -11,8 +11,8 @@ from tokenizers import Regex, pre_tokenizers
 
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.errors import DataError
-from openkto.limits import ROW_CHARACTERS, OutOfTimeError, time_limit
-from openkto.stops import StopRequest
+from openkto.process.limits import ROW_CHARACTERS, OutOfTimeError, time_limit
+from openkto.process.stops import StopRequest
 from tests.tokenizers_for_tests import byte_tokenizer
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from openkto.data.plan import plan_micro_batches
+from openkto.batches.plan import plan_micro_batches
 from openkto.errors import ConfigError
 from openkto.models import Actor
 from openkto.models.empty import has_experts

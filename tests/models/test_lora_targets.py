@@ -13,7 +13,7 @@ from openkto.models import Actor
 from openkto.models.empty import describe_adapter
 from openkto.models.loading import load_model
 from openkto.models.merging import merge_adapter
-from openkto.trainer.flops import forward_work
+from openkto.report.flops import forward_work
 from tests.models.zoo import tiny_model
 from tests.text_rows import byte_tokenizer
 from tests.tiny import tiny_llama

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openkto.flags import parse
+from openkto.config.flags import parse
 
 ROOT = Path(__file__).parent.parent.parent
 PLAIN, CONTAINER = (ROOT / "configs/slurm" / name for name in ("train_kto.sbatch", "train_kto_container.sbatch"))

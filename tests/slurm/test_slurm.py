@@ -124,7 +124,7 @@ def test_a_job_whose_command_is_wrong_ends_with_its_status_and_does_not_come_bac
 
 def test_tasks_know_their_ranks_and_where_to_meet(cluster):
     code = (
-        "import os; from openkto.ranks import settle_ranks; settle_ranks();"
+        "import os; from openkto.process.ranks import settle_ranks; settle_ranks();"
         "print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_SIZE', 'MASTER_ADDR')))"
     )
     printed = cluster.run("srun", "--nodes=2", "--ntasks=3", sys.executable, "-c", code, env=ENVIRONMENT)

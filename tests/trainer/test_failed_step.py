@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from openkto.data.batch import epoch_order
+from openkto.batches.batch import epoch_order
 from openkto.distributed.checkpoint_folder import pointed_to
 from openkto.distributed.gather import gather_weights
 from openkto.errors import TrainingError

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from openkto.data.batch import epoch_order
+from openkto.batches.batch import epoch_order
 from openkto.errors import ConfigError, TrainingError
 from tests.ranks import run_ranks
 from tests.tiny import VOCABULARY, TokenRowList, make_trainer, quiet_args, tiny_llama, token_rows

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from openkto.batches.loader import WITHOUT_GRADIENT
 from openkto.commands.train import measure_micro_batches
 from openkto.config import ModelConfig, RunConfig, with_resolved
-from openkto.data.loader import WITHOUT_GRADIENT
 from openkto.distributed.gather import gather_weights
-from openkto.distributed.watchdog import Watchdog
 from openkto.models.actor import ActorOutput
+from openkto.process.watchdog import Watchdog
 from openkto.trainer.largest_micro_batch import CPU_TOKENS, most_rows, pending_state, settle_tokens, try_micro_batch
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows

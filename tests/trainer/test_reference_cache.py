@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from openkto.data.loader import KTODataLoader
-from openkto.data.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, sequence_key
+from openkto.batches.loader import KTODataLoader
+from openkto.batches.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, sequence_key
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import StopError
 from openkto.models import Actor
-from openkto.stops import StopRequest
+from openkto.process.stops import StopRequest
 from openkto.trainer.reference_cache import ReferenceCache
 from tests.ranks import run_ranks
 from tests.tiny import tiny_llama, token_rows

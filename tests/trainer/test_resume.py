@@ -15,10 +15,10 @@ from openkto.distributed import checkpoint_folder as layout
 from openkto.distributed.engine_files import HashedFile, read_file
 from openkto.distributed.gather import gather_weights
 from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError
-from openkto.stops import StopRequest
+from openkto.process.stops import StopRequest
 from openkto.trainer import saving
+from openkto.trainer.identity import check_same_run
 from openkto.trainer.rng import rng_state, set_rng_state
-from openkto.trainer.run_state import check_same_run
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
 
@@ -362,17 +362,17 @@ def test_what_may_not_change_is_compared_and_listed(tmp_path):
     train(tmp_path, "a", (1, 0, 2), args={"identity": {"the model": "a"}})
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {"beta": 0.2, "batch": 7, "seed": 5})[0]
     assert kind is CheckpointError
-    for difference in ("--beta was 0.1 and is 0.2", "--train_batch_size was 8 and is 7", "--seed was 1 and is 5"):
+    for difference in ("--beta was 0.1, is 0.2", "--train_batch_size was 8, is 7", "--seed was 1, is 5"):
         assert difference in said
     terms = {"label_smoothing": 0.1, "sft_loss_coef": 0.2, "humanline_low": -2.0, "loss_type": "bco"}
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, terms)[0]
     for name, value in terms.items():
         assert f"--{name} was " in said
-        assert f" and is {value}" in said
+        assert f", is {value}" in said
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {"identity": {"the model": "b"}}, {})[0]
-    assert "the model was a and is b" in said
+    assert "the model was a, is b" in said
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {})[0]
-    assert "the model was a and is not set" in said
+    assert "the model was a, is not set" in said
     # One that an older version did not save is no difference.
     more = {"identity": {"the model": "a", "a new setting": 1}}
     assert run_ranks(failure_of, 1, tmp_path, tmp_path / "a", more, {})[0] is None
@@ -629,11 +629,11 @@ def test_dropout_in_an_adapter_draws_what_it_would_have_drawn(tmp_path, zero_sta
 
 
 def test_a_checkpoint_that_does_not_say_which_run_it_is_of_is_refused():
-    now = {"--beta": 0.1, "--seed": 1, "a new setting": 2}
+    now = {"beta": 0.1, "seed": 1, "a new setting": 2}
     check_same_run("global_step3", {"--beta": 0.1, "--seed": 1}, now)
     with pytest.raises(
         CheckpointError, match=r"global_step3: must say which run it is of; got .* not say --beta, --seed\."
     ):
         check_same_run("global_step3", {}, now)
-    with pytest.raises(CheckpointError, match="a new setting was 1 and is 2"):
+    with pytest.raises(CheckpointError, match="a new setting was 1, is 2"):
         check_same_run("global_step3", now | {"a new setting": 1}, now)

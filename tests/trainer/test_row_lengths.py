@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from openkto.data.loader import KTODataLoader
+from openkto.batches.loader import KTODataLoader
 from openkto.errors import ConfigError
 from openkto.models import Actor
 from openkto.models.loading import check_fits

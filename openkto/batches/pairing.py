@@ -1,0 +1,164 @@
+"""Whose completion each prompt of a batch is paired with for z_ref: a pure function of the batch.
+
+A pair collides where it has the prompt or the completion of its own row: z_ref would take in a row's own reward, or the
+other answer's to the same prompt. Keys are equal where the tokens are.
+
+Shapes:  N = rows in the global batch, n = rows in the data set.
+Source:  the KL estimate of arXiv:2402.01306, section 4.1, with partners kept apart from their own prompt and text.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openkto.batches.batch import IntArray, batch_bounds, epoch_order
+
+NEARBY = 256
+
+
+def pair_mismatched(prompt_keys_N: IntArray, completion_keys_N: IntArray) -> IntArray:
+    """Return s, [N]: row i's prompt is paired with the completion of row s[i].
+
+    s is a permutation, so the mismatched completions are exactly the batch's own, and it has the fewest collisions
+    possible. A rotation that parts equal prompts serves where it does; see `_rotate`. Elsewhere the larger groups, of
+    prompts or of completions, are parted by rotation, and what still collides is exchanged for other partners.
+    """
+    fewest = fewest_collisions(prompt_keys_N, completion_keys_N)
+    partner_N = _rotate(prompt_keys_N)
+    if collisions(prompt_keys_N, completion_keys_N, partner_N).sum() == fewest:
+        return partner_N
+    larger_N = prompt_keys_N
+    if _largest_group(completion_keys_N) > _largest_group(prompt_keys_N):
+        larger_N, partner_N = completion_keys_N, _rotate(completion_keys_N)
+    _part(partner_N, larger_N, prompt_keys_N, completion_keys_N, fewest)
+    return partner_N
+
+
+def collisions(
+    prompt_keys_N: IntArray, completion_keys_N: IntArray, partner_N: IntArray, rows: list[int] | slice = slice(None)
+) -> NDArray[np.bool_]:
+    """Return which of the rows, all by default, have a partner with their own prompt or completion."""
+    partner = partner_N[rows]
+    has_own_prompt = prompt_keys_N[rows] == prompt_keys_N[partner]
+    has_own_text = completion_keys_N[rows] == completion_keys_N[partner]
+    return np.asarray(has_own_prompt | has_own_text)
+
+
+def fewest_collisions(prompt_keys_N: IntArray, completion_keys_N: IntArray) -> int:
+    """Return how many pairs must collide in any permutation: max(0, 2g - N), g the largest group of either kind.
+
+    By Hall's theorem it is the largest |A| + |B| - N over sets of rows A and of partners B that all collide with each
+    other. Such are a prompt's rows with each other, a completion's likewise, and the rows of a prompt or a completion
+    with those that have both; none of the last is worse than the larger of the first two.
+    """
+    largest = max(_largest_group(prompt_keys_N), _largest_group(completion_keys_N))
+    return max(0, 2 * largest - len(prompt_keys_N))
+
+
+def unavoidable_collisions(
+    prompt_keys_n: IntArray, completion_keys_n: IntArray, train_batch_size: int, seed: int
+) -> int:
+    """Return how many pairs of the first epoch collide however they are made."""
+    order = epoch_order(len(prompt_keys_n), seed, 0)
+    batches = [order[a:b] for a, b in pairwise(batch_bounds(len(order), train_batch_size))]
+    return sum(fewest_collisions(prompt_keys_n[index_N], completion_keys_n[index_N]) for index_N in batches)
+
+
+def _rotate(keys_N: IntArray) -> IntArray:
+    """Return the partners of a rotation with the fewest pairs of equal keys, [N].
+
+    Rotation by one serves unless it pairs equal keys. Then the rows are sorted stably by the first appearance of their
+    key and rotated by the size g of the largest group, which leaves max(0, 2g - N). A batch of a single key stays with
+    rotation by one, so that no row is paired with itself.
+    """
+    n = len(keys_N)
+    by_one_N = (np.arange(n, dtype=np.int64) - 1) % max(n, 1)
+    if not np.any(keys_N == keys_N[by_one_N]):
+        return by_one_N
+    _, first_seen, group_N, size = np.unique(keys_N, return_index=True, return_inverse=True, return_counts=True)
+    if len(size) == 1:
+        return by_one_N
+    grouped_N = np.argsort(first_seen[group_N], kind="stable")
+    partner_N = np.empty(n, dtype=np.int64)
+    partner_N[grouped_N] = np.roll(grouped_N, int(size.max()))
+    return partner_N
+
+
+def _largest_group(keys_N: IntArray) -> int:
+    return int(np.unique(keys_N, return_counts=True)[1].max(initial=0))
+
+
+def _part(
+    partner_N: IntArray, larger_N: IntArray, prompt_keys_N: IntArray, completion_keys_N: IntArray, fewest: int
+) -> None:
+    """Exchange partners, in place, until only as few collide as must.
+
+    Args:
+        larger_N: the keys of the kind with the largest group, which `partner_N` parts as far as can be.
+    """
+    is_bad_N = collisions(prompt_keys_N, completion_keys_N, partner_N)
+    holder_N, taker_N = np.argsort(partner_N), np.empty_like(partner_N)
+    rows = np.flatnonzero(is_bad_N)
+    # What a group of over half the batch keeps to itself cannot be helped, as a rule: such rows come last.
+    for i in rows[np.argsort(larger_N[rows] == larger_N[partner_N[rows]], kind="stable")].tolist():
+        if np.count_nonzero(is_bad_N) == fewest:
+            break
+        # Most exchanges are found nearby; a look at all partners for each row would take minutes for a large set.
+        for width in (min(NEARBY, len(partner_N)), len(partner_N)) if is_bad_N[i] else ():
+            unseen = (np.arange(width) + i) % len(partner_N)
+            end = _chain(i, unseen, holder_N, is_bad_N, taker_N, prompt_keys_N, completion_keys_N)
+            if end is not None:
+                changed = _exchange(i, end, partner_N, holder_N, taker_N)
+                is_bad_N[changed] = collisions(prompt_keys_N, completion_keys_N, partner_N, changed)
+                break
+    bad = np.flatnonzero(is_bad_N).tolist()
+    for i in bad:
+        other = next((k for k in bad if k != i), i)
+        if partner_N[i] == i:
+            partner_N[[i, other]] = partner_N[[other, i]]
+
+
+def _chain(
+    i: int,
+    unseen: IntArray,
+    holder_N: IntArray,
+    is_bad_N: NDArray[np.bool_],
+    taker_N: IntArray,
+    prompt_keys_N: IntArray,
+    completion_keys_N: IntArray,
+) -> int | None:
+    """Return the end of a chain of exchanges that gives row i a partner without collision, or None.
+
+    The shortest augmenting path of bipartite matching: i takes a partner from a row that takes another's, and so on up
+    to a partner that collides with its holder. `taker_N` gets who takes what.
+
+    Args:
+        unseen: the partners to look through.
+        holder_N: whose each partner is.
+    """
+    rows = [i]
+    for row in rows:
+        fits = prompt_keys_N[unseen] != prompt_keys_N[row]
+        fits &= completion_keys_N[unseen] != completion_keys_N[row]
+        found, unseen = unseen[fits], unseen[~fits]
+        taker_N[found] = row
+        free = found[is_bad_N[holder_N[found]]]
+        if len(free):
+            return int(free[0])
+        rows.extend(holder_N[found].tolist())
+    return None
+
+
+def _exchange(i: int, end: int, partner_N: IntArray, holder_N: IntArray, taker_N: IntArray) -> list[int]:
+    """Make a chain's exchanges, in place; the holder of its end gets what i gives up. Return the rows changed."""
+    given_up, last = int(partner_N[i]), int(holder_N[end])
+    changed = [last]
+    while changed[-1] != i or len(changed) == 1:
+        row = int(taker_N[end])
+        before = int(partner_N[row])
+        partner_N[row], holder_N[end], end = end, row, before
+        changed.append(row)
+    if last != i:
+        partner_N[last], holder_N[given_up] = given_up, last
+    return changed

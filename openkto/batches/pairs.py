@@ -1,0 +1,66 @@
+"""Every (prompt, completion) pair that a run will ask its reference about, known before it starts.
+
+Order and pairing are functions of (seed, epoch), so nothing has to be trained to know them.
+
+Shapes:  N = rows in a global batch, P = pairs, B = rows in a micro-batch.
+"""
+
+import hashlib
+
+import numpy as np
+
+from openkto.batches.batch import IntArray
+from openkto.batches.loader import KTODataLoader, MicroBatch, TokenRows, collate
+from openkto.batches.pairing import pair_mismatched
+from openkto.batches.plan import Plan
+
+Sequence = tuple[list[int], list[int], list[bool]]
+
+
+def pairs_of_run(loader: KTODataLoader, total_steps: int) -> IntArray:
+    """Return the different pairs of a run's first steps, [P, 2]: whose prompt and whose completion, in the data set."""
+    data, n = loader.dataset, loader.num_rows
+    codes = np.zeros(0, dtype=np.int64)
+    for epoch in range(-(-total_steps // max(len(loader), 1))):
+        order, found = loader.order(epoch), [codes]
+        for b in range(min(len(loader), total_steps - epoch * len(loader))):
+            index_N = order[loader.bounds[b] : loader.bounds[b + 1]]
+            found.append(index_N * n + index_N)
+            if loader.needs_mismatched:
+                partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
+                found.append(index_N * n + index_N[partner_N])
+        codes = np.unique(np.concatenate(found))
+    return np.stack(np.divmod(codes, max(n, 1)), axis=1)
+
+
+def cut_pairs(data: TokenRows, pairs_P2: IntArray) -> list[Sequence]:
+    """Return the pairs' tokens after the cut: prompt ids, completion ids, which of those are scored."""
+    rows = [(data[int(i)], data[int(j)]) for i, j in pairs_P2]
+    return [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in rows]
+
+
+def pair_batch(data: TokenRows, pairs_B2: IntArray) -> MicroBatch:
+    """Return the pairs as a micro-batch, with the prompts' labels and row numbers; no pairs give a dummy row."""
+    return collate(cut_pairs(data, pairs_B2), [data[int(i)] for i in pairs_B2[:, 0]], data.pad_token_id)
+
+
+def plan_pairs(loader: KTODataLoader, pairs_P2: IntArray) -> Plan:
+    """Deal pairs to ranks and micro-batches under the loader's limits: plan[m][rank], positions in `pairs_P2`."""
+    return loader.plan(loader.pair_lengths(pairs_P2[:, 0], pairs_P2[:, 1]), with_gradient=False)
+
+
+def sequence_key(prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]) -> bytes:
+    """Return 16 bytes that tell a pair by all that its log-probability depends on beside the model."""
+    mask = [False] * len(prompt_ids) + completion_mask
+    return _digest(np.array(prompt_ids + completion_ids, dtype=np.int64), np.array(mask, dtype=np.bool_))
+
+
+def batch_keys(micro_batch: MicroBatch) -> list[bytes]:
+    """Return the `sequence_key` of each row of a micro-batch, [B]."""
+    lengths_B = micro_batch["attention_mask"].sum(1).tolist()
+    rows = zip(micro_batch["input_ids"], micro_batch["loss_mask"], lengths_B, strict=True)
+    return [_digest(ids_T[:length].numpy(), mask_T[:length].numpy()) for ids_T, mask_T, length in rows]
+
+
+def _digest(ids_T: IntArray, mask_T: np.ndarray) -> bytes:
+    return hashlib.sha256(ids_T.tobytes() + mask_T.tobytes()).digest()[:16]

@@ -1,0 +1,412 @@
+"""The rules between settings, all checked before any model loads; a setting's own range stands beside it in config."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+from collections import Counter
+
+from openkto.config import (
+    FLOORED_SCHEDULES,
+    LOSSES,
+    TEMPLATE_ARGUMENTS,
+    DataConfig,
+    LoraConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    is_adapter_folder,
+    policy_name,
+    ref_is_adapter,
+    reference_name,
+    split_eval_set,
+    trains_adapter,
+)
+from openkto.config.engine_checks import Place, check_engine, engine_warnings
+from openkto.errors import fail as _fail
+from openkto.errors import need_package
+
+HIGH_LEARNING_RATE = 5e-5
+
+
+def check(config: RunConfig, place: Place, command: str) -> list[str]:
+    """Raise a ConfigError for the first rule of the command that is broken; return warnings, one sentence each."""
+    _check_model(config, place)
+    if os.path.isfile(config.output.save_path):
+        _fail(place("save_path"), "must be a folder", f"the file {config.output.save_path!r}", "Give another path.")
+    if command == "merge_lora":
+        _check_merge(config, place)
+        return []
+    if command == "convert_checkpoint":
+        if not isinstance(config.checkpoint.load_checkpoint, str):
+            _fail(place("load_checkpoint"), "must be a checkpoint's folder", "true", "Name it, as .../global_step12.")
+        return []
+    _check_data(config.data, place)
+    _check_packages(config, place)
+    check_engine(config, place)
+    if config.lora.load_in_4bit and config.deepspeed.zero_stage == 3:
+        _fail(
+            place("load_in_4bit"),
+            "needs whole weights on each GPU",
+            "--zero_stage 3, which shards them",
+            "Take --zero_stage 2, or leave it out.",
+        )
+    _check_micro_batches(config, place)
+    _check_humanline(config.loss, place)
+    if command == "evaluate":
+        _check_evaluation_weights(config.loss, place)
+        _check_reference(config, place, has_adapter=is_adapter_folder(config.model.pretrain))
+        _check_models_differ(config.model, place)
+        _check_cache(config, place, command)
+        return []
+    _check_lora(config, place)
+    _check_moving_reference(config, place)
+    _check_mixing(config.data, place)
+    _check_loss(config, place)
+    _check_cache(config, place, command)
+    for name, is_given in (
+        ("eval_at_start", config.train.eval_at_start),
+        ("keep_best", config.checkpoint.keep_best is not None),
+    ):
+        if is_given and not config.data.eval_dataset:
+            _fail(place(name), "needs evaluation rows", "no --eval_dataset", "Give one, or leave it out.")
+    if config.checkpoint.keep_best is not None and config.train.eval_steps == 0:
+        _fail(place("keep_best"), "needs evaluations", "--eval_steps 0", "Raise --eval_steps, or leave it out.")
+    if config.checkpoint.save_failed_step and config.checkpoint.disable_ds_ckpt:
+        _fail(place("save_failed_step"), "needs checkpoints", "--disable_ds_ckpt", "Leave one of them out.")
+    return _training_warnings(config, place)
+
+
+def _check_model(config: RunConfig, place: Place) -> None:
+    model = config.model
+    for name, path in (("pretrain", model.pretrain), ("ref_pretrain", model.ref_pretrain)):
+        if path and path.startswith(("/", "./", "../")) and not os.path.isdir(path):
+            _fail(place(name), "must be a Hugging Face name or a folder that exists", repr(path), "Check the path.")
+    reference = model.ref_pretrain or model.pretrain
+    for name, of, revision in (
+        ("revision", model.pretrain, model.revision),
+        ("ref_revision", reference, model.ref_revision),
+    ):
+        if revision is not None and os.path.isdir(of):
+            _fail(place(name), "goes with a model on the Hub, with versions", f"the folder {of!r}", "Leave it out.")
+        if revision is not None and "@" in of:
+            _fail(place(name), "must be left out where the name holds a revision", f"the name {of}", "Leave one out.")
+
+
+def _check_merge(config: RunConfig, place: Place) -> None:
+    if not is_adapter_folder(config.model.pretrain):
+        _fail(
+            place("pretrain"),
+            "must be the folder of an adapter, with its adapter_config.json",
+            repr(config.model.pretrain),
+            "Name the --save_path of a run with --lora_rank.",
+        )
+
+
+def _check_lora(config: RunConfig, place: Place) -> None:
+    """Check the settings of a new adapter, or that they are left out where training starts from one."""
+    lora, starts_from_adapter = config.lora, is_adapter_folder(config.model.pretrain)
+    plain = LoraConfig(load_in_4bit=lora.load_in_4bit)
+    given = [f.name for f in dataclasses.fields(lora) if vars(lora)[f.name] != vars(plain)[f.name]]
+    if starts_from_adapter and set(given) - {"lora_dropout"}:
+        name = next(name for name in given if name != "lora_dropout")
+        _fail(
+            place(name),
+            f"must be left out, as training starts from the adapter {config.model.pretrain}, which has its own",
+            _shown(vars(lora)[name]),
+            "Leave it out, or start from the base model.",
+        )
+    if not starts_from_adapter and lora.lora_rank == 0 and (given or lora.load_in_4bit):
+        name = given[0] if given else "load_in_4bit"
+        _fail(place(name), "goes with --lora_rank", "--lora_rank 0", "Give a rank, such as 16, or leave it out.")
+    _check_reference(config, place, has_adapter=trains_adapter(config))
+
+
+def _shown(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+def _check_moving_reference(config: RunConfig, place: Place) -> None:
+    if config.model.ref_sync_steps == 0:
+        return
+    if trains_adapter(config):
+        _fail(
+            place("ref_sync_steps"),
+            "moves a whole reference towards a whole policy",
+            "a policy with an adapter",
+            "Leave it out.",
+        )
+    if config.model.ref_mode not in ("auto", "model"):
+        _fail(
+            place("ref_sync_steps"),
+            "needs a reference that is a model in memory",
+            f"--ref_mode {config.model.ref_mode}",
+            "Take --ref_mode model, or leave it out.",
+        )
+
+
+def _check_reference(config: RunConfig, place: Place, *, has_adapter: bool) -> None:
+    model = config.model
+    if model.ref_mode != "adapter":
+        return
+    if not has_adapter:
+        _fail(place("ref_mode"), "adapter needs a policy with an adapter", "none", "Give --lora_rank, or take auto.")
+    if reference_name(model) != policy_name(model):
+        _fail(
+            place("ref_mode"),
+            "adapter takes the policy itself as the reference",
+            f"the reference {reference_name(model)}",
+            "Leave --ref_pretrain and --ref_revision out, or take model.",
+        )
+
+
+def _check_cache(config: RunConfig, place: Place, command: str) -> None:
+    model, loss_type = config.model, config.loss.loss_type
+    is_wanted = model.ref_mode == "cached" or command == "precompute_reference"
+    if is_wanted and LOSSES[loss_type].by_token:
+        _fail(
+            place("loss_type"),
+            "cached keeps the reference's log-probabilities of whole completions, not of each token",
+            loss_type,
+            "Take --ref_mode model.",
+        )
+    if command == "precompute_reference" and model.ref_sync_steps > 0:
+        _fail(
+            place("ref_sync_steps"), "a cache is of a reference that stays", str(model.ref_sync_steps), "Leave it out."
+        )
+    if command == "precompute_reference" and model.ref_mode in ("model", "adapter"):
+        _fail(
+            place("ref_mode"),
+            "a cache serves the modes cached and auto",
+            model.ref_mode,
+            "Take cached, here and to train.",
+        )
+
+
+def _check_data(data: DataConfig, place: Place) -> None:
+    names = Counter(split_eval_set(item)[0] for item in data.eval_dataset)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        _fail(
+            place("eval_dataset"),
+            "each set needs its own name",
+            f"{twice[0]!r} {names[twice[0]]} times",
+            "Write NAME=PATH for each.",
+        )
+    if any(not path for _, path in map(split_eval_set, data.eval_dataset)):
+        _fail(place("eval_dataset"), "must be PATH or NAME=PATH", "a name without a path", "Give the path.")
+    check_template(place("input_template"), data.input_template, data.apply_chat_template)
+    template_kwargs(place("chat_template_kwargs"), data.chat_template_kwargs)
+    if data.template_date is not None and not _is_day(data.template_date):
+        _fail(place("template_date"), "must be a day, YYYY-MM-DD", repr(data.template_date), "Correct it.")
+    label_meanings(place("label_map"), data.label_map)
+    threshold = data.label_threshold or []
+    if len(threshold) > 2 or len(set(threshold)) < len(threshold):
+        got = " ".join(f"{number:g}" for number in threshold)
+        _fail(place("label_threshold"), "must be one number, or two that differ", got, "Give the scores.")
+    if data.label_map and threshold:
+        _fail(place("label_threshold"), "cannot go with --label_map, which reads labels too", "both", "Leave one out.")
+    known = {"--label_key": data.label_key, "--input_key": data.input_key, "--output_key": data.output_key}
+    for flag, key in known.items():
+        if data.weight_key is not None and data.weight_key == key:
+            _fail(
+                place("weight_key"),
+                f"must name another field than {flag}",
+                f"{key!r} for both",
+                "Name the field with the weights.",
+            )
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def template_kwargs(place: str, text: str | None) -> dict[str, object]:
+    """Return the arguments for the chat template that a JSON text holds; raises a ConfigError where it is none."""
+    try:
+        value = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        _fail(place, "must be a JSON object", repr(text), "Correct it, or leave it out.")
+    reserved = sorted(TEMPLATE_ARGUMENTS & value.keys())
+    if reserved:
+        _fail(place, "must name arguments that only the chat template knows", repr(reserved[0]), "Leave that one out.")
+    return value
+
+
+def label_meanings(place: str, items: list[str]) -> dict[str, bool | None] | None:
+    """Return what --label_map says of each value, None for one to leave out; raises ConfigError."""
+    meanings = {"true": True, "false": False, "none": None}
+    found: dict[str, bool | None] = {}
+    for item in items:
+        value, equals, meaning = item.rpartition("=")
+        if not equals or meaning.strip().lower() not in meanings or value.strip() in found:
+            _fail(place, "must be VALUE=true, VALUE=false or VALUE=none, each value once", repr(item), "Correct it.")
+        found[value.strip()] = meanings[meaning.strip().lower()]
+    return found or None
+
+
+def check_template(place: str, template: str | None, apply_chat_template: bool | None) -> None:
+    """Raise a ConfigError for a template without one place for the prompt, or beside another one."""
+    if template is not None and template.count("{}") != 1:
+        _fail(
+            place,
+            "must hold {} once, where the prompt goes",
+            f"{template!r} with {template.count('{}')}",
+            "Correct it, or leave it out.",
+        )
+    if template is not None and apply_chat_template:
+        _fail(
+            place, "cannot go with --apply_chat_template, which wraps the prompt too", "both", "Leave one of them out."
+        )
+
+
+def _check_packages(config: RunConfig, place: Place) -> None:
+    if config.model.use_ms:
+        need_package(place("use_ms"), "modelscope", "modelscope")
+    if config.model.use_liger_kernel:
+        need_package(place("use_liger_kernel"), "liger_kernel", "liger-kernel")
+    if config.lora.load_in_4bit:
+        need_package(place("load_in_4bit"), "bitsandbytes", "bitsandbytes")
+    if config.output.use_wandb:
+        need_package(place("use_wandb"), "wandb", "'openkto[wandb]'")
+
+
+def _check_micro_batches(config: RunConfig, place: Place) -> None:
+    attention = config.model.attn_implementation
+    if config.model.packing == "on" and attention in ("eager", "sdpa"):
+        _fail(
+            place("packing"),
+            "needs attention that keeps packed rows apart",
+            f"on beside --attn_implementation {attention}",
+            "Take auto for either.",
+        )
+    tokens = config.train.max_tokens_per_micro_batch
+    sharers = config.deepspeed.sequence_parallel_size
+    if isinstance(tokens, int) and tokens * sharers < config.data.max_len:
+        shared = f" shared by {sharers} GPUs" if sharers > 1 else ""
+        _fail(
+            place("max_tokens_per_micro_batch"),
+            f"must hold the longest row, --max_len {config.data.max_len}{shared}",
+            str(tokens),
+            "Raise it, or lower --max_len.",
+        )
+
+
+def _check_evaluation_weights(loss: LossConfig, place: Place) -> None:
+    for name, weight in (
+        ("desirable_loss_weight", loss.desirable_loss_weight),
+        ("undesirable_loss_weight", loss.undesirable_loss_weight),
+    ):
+        if weight == "auto":
+            _fail(
+                place(name),
+                "must be a number to evaluate: auto counts the training rows",
+                "auto",
+                "Give the number that training printed.",
+            )
+
+
+def _check_models_differ(model: ModelConfig, place: Place) -> None:
+    """Check that an evaluation has a reference to compare with: a model beside itself gives zeros and halves."""
+    has_adapter = is_adapter_folder(model.pretrain)
+    if has_adapter and (model.ref_pretrain is None or ref_is_adapter(model, has_adapter=True)):
+        return
+    if os.path.realpath(reference_name(model)) == os.path.realpath(policy_name(model)):
+        _fail(
+            place("ref_pretrain"),
+            "must be what the model was trained from",
+            f"{model.pretrain} for both, and a model is no different from itself",
+            "Name the one it started from as --ref_pretrain, and the trained one as --pretrain.",
+        )
+
+
+def _check_mixing(data: DataConfig, place: Place) -> None:
+    if data.dataset_probs is None:
+        return
+    count, total = len(data.dataset_probs), sum(data.dataset_probs)
+    if count != len(data.dataset):
+        _fail(
+            place("dataset_probs"),
+            f"must be as many as the datasets, {len(data.dataset)}",
+            str(count),
+            "Give one for each.",
+        )
+    if abs(total - 1) > 1e-6:
+        _fail(place("dataset_probs"), "must sum to 1", f"{total:.6g}", "Correct them.")
+
+
+def _check_humanline(loss: LossConfig, place: Place) -> None:
+    for name in ("humanline_low", "humanline_high"):
+        if loss.loss_type != "kto_humanline" and getattr(loss, name) != getattr(LossConfig(), name):
+            _fail(
+                place(name),
+                "goes with --loss_type kto_humanline",
+                f"--loss_type {loss.loss_type}",
+                "Take that, or leave it out.",
+            )
+
+
+def _check_loss(config: RunConfig, place: Place) -> None:
+    loss = config.loss
+    weights = (loss.desirable_loss_weight, loss.undesirable_loss_weight)
+    if weights == ("auto", "auto"):
+        _fail(
+            place("undesirable_loss_weight"),
+            "cannot be auto beside --desirable_loss_weight auto, as one is set by the other",
+            "auto for both",
+            "Give one of them a number.",
+        )
+    if weights == (0, 0):
+        _fail(
+            place("undesirable_loss_weight"), "cannot be 0 beside --desirable_loss_weight 0", "0 for both", "Raise one."
+        )
+    if 0 in weights and "auto" in weights:
+        _fail(place("desirable_loss_weight"), "cannot be auto beside a weight of 0", "auto and 0", "Give two numbers.")
+    if config.train.train_batch_size == 1 and loss.facts.needs_z_ref:
+        _fail(
+            place("train_batch_size"),
+            f"must be at least 2 with --loss_type {loss.loss_type}, whose reference point pairs each prompt with "
+            "another row's completion",
+            "1",
+            "Raise it, or take --loss_type apo_zero_unpaired.",
+        )
+
+
+def _training_warnings(config: RunConfig, place: Place) -> list[str]:
+    warnings = []
+    rate = config.optim.learning_rate
+    if rate is not None and rate > HIGH_LEARNING_RATE:
+        warnings.append(
+            f"{place('learning_rate')}: {rate:g} is above {HIGH_LEARNING_RATE:g}, where KTO tends to break the model; "
+            "5e-7 to 5e-6 is usual, with LoRA ten times that."
+        )
+    saving = config.checkpoint
+    if saving.disable_ds_ckpt and not saving.save_hf_ckpt and (saving.save_steps > 0 or saving.save_every_minutes):
+        warnings.append(f"{place('disable_ds_ckpt')}: nothing is saved before the end; --save_hf_ckpt would be.")
+    is_own_reference = ref_is_adapter(config.model, has_adapter=trains_adapter(config))
+    if config.deepspeed.ref_offload and is_own_reference:
+        warnings.append(f"{place('ref_offload')}: has no effect, as the policy with its adapter off is the reference.")
+    if config.deepspeed.ref_offload and config.model.ref_mode == "cached":
+        warnings.append(f"{place('ref_offload')}: has no effect, as no reference is kept beside the policy.")
+    if config.model.ref_cache_dir is not None and (is_own_reference or config.model.ref_mode == "model"):
+        warnings.append(f"{place('ref_cache_dir')}: has no effect, as nothing is cached with this reference.")
+    if config.train.eval_steps > 0 and not config.data.eval_dataset:
+        warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset.")
+    warnings += engine_warnings(config, place)
+    if config.optim.lr_scheduler not in FLOORED_SCHEDULES and config.optim.min_lr_ratio != OptimConfig().min_lr_ratio:
+        warnings.append(f"{place('min_lr_ratio')}: has no effect, as {config.optim.lr_scheduler} has no floor.")
+    same = {path for _, path in map(split_eval_set, config.data.eval_dataset)} & set(config.data.dataset)
+    warnings += [
+        f"{place('eval_dataset')}: {path} is trained on too, so its numbers say little about other rows."
+        for path in sorted(same)
+        if os.path.isfile(path)
+    ]
+    return warnings

@@ -1,0 +1,310 @@
+"""Reads a run from the command line and a YAML file: `parse(argv, command)`.
+
+Flags and YAML keys have one flat set of names, those of `openkto/config.py`; a flag wins over the file. Every value
+arrives as text and is turned into its type in one place, so `1e-6` or `on` means the same in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from openkto import __version__
+from openkto.config import (
+    SECTIONS,
+    Option,
+    RunConfig,
+    default_text,
+    from_flat,
+    option,
+    option_of,
+    settings,
+)
+from openkto.config.checks import check
+from openkto.config.foreign_flags import advice_on
+from openkto.config.run_file import describe, run_file_of, settings_of_run
+from openkto.config.values import Given, Raw, convert, is_list, kind_of, rule
+from openkto.errors import ConfigError
+
+Command = Literal["train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
+
+# What must be given.
+REQUIRED: dict[Command, tuple[str, ...]] = {
+    "train": ("pretrain", "dataset"),
+    "precompute_reference": ("pretrain", "dataset"),
+    "evaluate": ("pretrain", "eval_dataset"),
+    "merge_lora": ("pretrain", "save_path"),
+    "convert_checkpoint": ("load_checkpoint", "pretrain", "save_path"),
+}
+
+# What each command does, in `openkto --help` and in its own.
+DESCRIPTIONS: dict[str, str] = {
+    "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
+    "precompute_reference": "Compute what a training run asks of its reference, so that --ref_mode cached finds it "
+    "done. Takes the run's own flags.",
+    "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
+    "report": "Show a run's curves, what they mean and its likely label errors on one HTML page. Several runs are "
+    "shown side by side. It works on a run that is still going, too.",
+    "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
+    "convert_checkpoint": "Write the model, or adapter, of a checkpoint (--load_checkpoint) to --save_path. --pretrain "
+    "is what training started from: its configuration, tokenizer and frozen weights are taken.",
+}
+
+USAGE = {
+    "pretrain": "MODEL",
+    "dataset": "ROWS",
+    "eval_dataset": "ROWS",
+    "save_path": "FOLDER",
+    "load_checkpoint": "FOLDER",
+}
+
+TITLES = {
+    "model": "model",
+    "lora": "LoRA",
+    "data": "data",
+    "loss": "loss",
+    "optim": "optimizer and schedule",
+    "deepspeed": "DeepSpeed",
+    "train": "batches and steps",
+    "output": "output and trackers",
+    "checkpoint": "checkpoints and stops",
+}
+
+# What is a JSON object on the command line and may be a mapping in a YAML file.
+MAPPINGS = ("chat_template_kwargs",)
+
+# A boolean flag may stand alone.
+SWITCH = {"nargs": "?", "const": "true"}
+
+# What `evaluate` has no use for.
+TRAIN_ONLY = {name for name in settings() if option_of(name).train_only} | {"openrlhf_defaults"}
+
+# All that the commands take which make one folder out of another.
+MERGE = {
+    *("pretrain", "save_path", "overwrite", "export_dtype", "trust_remote_code", "disable_fast_tokenizer"),
+    *("config", "debug"),
+}
+ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint", "revision"}}
+
+# What all of OpenRLHF's scripts spell out: whoever comes with one wants to know which defaults are others here.
+OPENRLHF_SCRIPT = {"save_steps", "logging_steps", "eval_steps"}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is asked only of this start of the program, and what the parser has to tell."""
+
+    config: str | None = option(
+        None, "YAML file with any of these settings; flags win over it", default_text="none", is_path=True
+    )
+    check: bool = option(False, "check the configuration and the data, and end")
+    preview: int = option(0, "print so many rows of each class as the model sees them, and end", "rows", at_least=0)
+    debug: bool = option(False, "show the traceback of an error")
+    openrlhf_defaults: bool = option(
+        False,
+        "list the defaults that differ from OpenRLHF's and were not given, as is done for its own scripts",
+        default_text="off, or on beside --save_steps, --logging_steps and --eval_steps",
+    )
+    output: str | None = option(
+        None,
+        "JSON file with the results",
+        default_text="evaluation.json in --save_path, else beside the model of a run",
+        is_path=True,
+    )
+    given: frozenset[str] = frozenset()  # the settings given by flag or file
+    note: str | None = None  # what was not given and was found beside the model
+    warnings: tuple[str, ...] = ()  # allowed, but worth a second look
+
+
+def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
+    """Return the checked run and the options of this start.
+
+    Raises:
+        ConfigError: for anything wrong on the command line or in the file, as one sentence with its place.
+    """
+    flags = _read_flags(argv, command)
+    option_fields = {item.name: item for item in dataclasses.fields(RunOptions) if item.metadata}
+    options = {name: convert(option_fields[name], flags.pop(name)) for name in option_fields if name in flags}
+    if flags.keys() >= OPENRLHF_SCRIPT or "use_ds_universal_ckpt" in flags:
+        options.setdefault("openrlhf_defaults", True)
+    given = (_read_yaml(options["config"]) if "config" in options else {}) | flags
+    known = settings()
+    note = None
+    if command == "evaluate":
+        file = run_file_of(given)
+        of_run = {} if file is None else settings_of_run(_read_yaml(file), given)
+        note, given = describe(file, of_run), of_run | given
+    values = {name: convert(known[name], one) for name, one in given.items()}
+    if command == "evaluate" and values.get("zero_stage") == 0:
+        # Without an optimizer stages 0 to 2 are one; the autocast of stage 0 is for training.
+        values["zero_stage"] = 1
+
+    def place(name: str) -> str:
+        return given[name].place if name in given else f"--{name}"
+
+    for name in REQUIRED[command]:
+        if not values.get(name):
+            raise ConfigError(
+                f"{place(name)}: is required; got nothing. Give --{name}, or {name} in the --config file."
+            )
+    config = from_flat(values)
+    warnings = check(config, place, command)
+    return config, RunOptions(**options, given=frozenset(given), note=note, warnings=tuple(warnings))
+
+
+def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:
+    """Return the flags by name; `--help` and `--version` print and exit with 0."""
+    parser = _parser(command)
+    _check_names(argv, command)
+    try:
+        found = parser.parse_args(argv, defaults=False)
+    except argparse.ArgumentError as error:
+        missing = re.match(r"argument --(\w+): expected", str(error))
+        if missing:
+            name = missing[1]
+            raise ConfigError(
+                f"--{name}: needs a value; got none. Give one; write --{name}=VALUE if it begins with a dash."
+            ) from None
+        stray = str(error).partition(": ")[2]
+        raise ConfigError(f"command line: a value must follow its flag; got {stray!r}. See --help.") from None
+    return {name: Given(f"--{name}", raw) for name, raw in vars(found).items()}
+
+
+def _parser(command: Command) -> ArgumentParser:
+    """Return the parser of one command; it only takes the command line apart, types come later."""
+    parser = ArgumentParser(
+        prog=f"openkto {command}",
+        usage=f"openkto {command} [--config FILE] "
+        f"{' '.join(f'[--{name} {USAGE[name]}]' for name in REQUIRED[command])} [--flag value ...]",
+        description=DESCRIPTIONS[command],
+        epilog="A boolean flag needs no value; true or false may follow it. Every setting is also a key in YAML.",
+        version=__version__,
+        exit_on_error=False,
+        default_env=False,
+        formatter_class=argparse.HelpFormatter,
+    )
+    offered = _offered(command)
+    for item in dataclasses.fields(RunOptions):
+        if item.name in offered:
+            _add_flag(parser, item)
+    for name, section in SECTIONS.items():
+        group = parser.add_argument_group(TITLES[name])
+        for item in dataclasses.fields(section):
+            if item.name in offered:
+                _add_flag(group, item)
+    return parser
+
+
+def _add_flag(group: Any, item: dataclasses.Field[Any]) -> None:
+    known: Option = item.metadata["option"]
+    kind = kind_of(item)
+    metavars = {"int": "N", "bool": "true|false", "str": "TEXT", "list[str]": "NAME"}
+    metavar = "PATH" if known.is_path else "NAME" if known.choices else metavars.get(kind, "NUMBER")
+    many: dict[str, Any] = SWITCH if kind in ("bool", "bool | str") else {"nargs": "+"} if is_list(item) else {}
+    choices = f"; {rule(item)}" if known.choices else ""
+    unit = f" [{known.unit}]" if known.unit else ""
+    text = f"{known.help}{choices}{unit} (default: {default_text(item)})"
+    group.add_argument(f"--{item.name}", type=str, metavar=metavar, help=text.replace("%", "%%"), **many)
+
+
+def _offered(command: Command) -> set[str]:
+    if command in ALL_OF:
+        return ALL_OF[command]
+    names = settings().keys() | {item.name for item in dataclasses.fields(RunOptions) if item.metadata}
+    if command == "evaluate":
+        return names - TRAIN_ONLY
+    return names - ({"output"} if command == "train" else {"output", "openrlhf_defaults"})
+
+
+def _check_names(argv: list[str], command: Command) -> None:
+    """Refuse unknown flags by name, before the parser sees their values (one of them may be a key)."""
+    lists = {name for name, item in settings().items() if is_list(item)}
+    offered = _offered(command) | {"help", "version"}
+    seen: set[str] = set()
+    for token in argv:
+        is_flag = token.startswith("--") or (re.match("-[A-Za-z]", token) and " " not in token)
+        if not is_flag or token == "-h":
+            continue
+        dashed = token.partition("=")[0]
+        name = dashed.lstrip("-")
+        if name in settings() and name not in offered:
+            other = "training" if name in TRAIN_ONLY else "train and evaluate"
+            raise ConfigError(f"{dashed}: belongs to {other}; got it for {command}. Leave it out.")
+        if name not in offered or not token.startswith("--"):
+            raise ConfigError(
+                f"{dashed}: must be a flag of openkto {command}; got an unknown one. {advice_on(name, offered)}"
+            )
+        if name in seen and name in {*lists, "config"}:
+            cure = "Put all its values after one." if name in lists else "Give one file."
+            raise ConfigError(f"{dashed}: may stand once; got it twice. {cure}")
+        seen.add(name)
+
+
+def _read_yaml(path: str) -> dict[str, Given]:
+    """Return the keys of a flat YAML mapping with their values as text.
+
+    The file is read as nodes, not as YAML 1.1 values: there 1e-6 is a string, 010 is eight and a later key silently
+    wins over an earlier one of the same name.
+    """
+    try:
+        root = yaml.compose(Path(path).read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigError(f"--config: must be a YAML file; got {path!r} ({error.strerror}). Check the path.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: must be UTF-8 text; got other bytes. Save it as UTF-8.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        line = f":{mark.line + 1}" if mark else ""
+        what = error.problem if isinstance(error, yaml.MarkedYAMLError) else "text that YAML cannot hold"
+        raise ConfigError(f"{path}{line}: must be YAML; got an error there: {what}. Correct the line.") from None
+    if not isinstance(root, yaml.MappingNode):
+        got = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "plain text"
+        raise ConfigError(f"{path}: must hold lines of the form 'name: value'; got {got}. See configs/ for examples.")
+    found: dict[str, Given] = {}
+    known = set(settings())
+    for key_node, value_node in root.value:
+        key = str(key_node.value)
+        place = f"{path}: {key}"
+        if key not in known and isinstance(value_node, yaml.MappingNode):
+            raise ConfigError(
+                f"{place}: must be a setting; got a section. Write its settings without it: names are flat."
+            )
+        if key not in known:
+            advice = advice_on(key, known, as_keys=True)
+            raise ConfigError(f"{place}: must be a setting; got an unknown name. {advice}")
+        if key in found:
+            line = key_node.start_mark.line + 1
+            raise ConfigError(f"{path}:{line}: a key may stand once; got {key!r} again. Keep one of the two.")
+        if key in MAPPINGS and isinstance(value_node, yaml.MappingNode):
+            found[key] = Given(place, json.dumps(yaml.SafeLoader("").construct_document(value_node), default=str))
+            continue
+        found[key] = Given(place, _plain(value_node, place))
+    return found
+
+
+def _entry(node: yaml.Node, place: str) -> str:
+    """Return an entry of a list of datasets as text; a mapping, which has settings of its own, as its JSON."""
+    if isinstance(node, yaml.MappingNode):
+        return json.dumps({str(key.value): _plain(value, place) for key, value in node.value}, ensure_ascii=False)
+    return str(_plain(node, place))
+
+
+def _plain(node: yaml.Node, place: str) -> Raw:
+    """Return a YAML value as text, a list of texts, or None for null."""
+    if isinstance(node, yaml.ScalarNode):
+        return None if node.tag.endswith(":null") else str(node.value)
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        return [str(item.value) for item in node.value]
+    if isinstance(node, yaml.SequenceNode) and place.endswith(": dataset"):
+        return [_entry(item, place) for item in node.value]
+    raise ConfigError(
+        f"{place}: must be a value or a list of values; got something nested. Names are flat, see --help."
+    )

@@ -1,0 +1,131 @@
+"""Settings of what a run leaves: the model, its records, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openkto.config.option import LARGE, option
+
+# What --keep_best may follow, and which way is better.
+HIGHER_IS_BETTER = {
+    **dict.fromkeys(("rewards/auc", "rewards/accuracy", "rewards/margins", "rewards/chosen"), True),
+    **dict.fromkeys(("loss", "rewards/rejected"), False),
+}
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    save_path: str = option("./ckpt", "folder of the trained model, run.yaml and metrics.jsonl", is_path=True)
+    use_tensorboard: str | None = option(
+        None,
+        "folder of TensorBoard's files; none turns it off",
+        default_text="<save_path>/tensorboard",
+        is_path=True,
+        openrlhf="off",
+        may_differ=True,
+    )
+    use_wandb: bool = option(
+        False, "log to W&B; the key comes from WANDB_API_KEY or `wandb login`, never from here", may_differ=True
+    )
+    wandb_org: str | None = option(None, "W&B entity", default_text="your own", may_differ=True)
+    wandb_group: str | None = option(None, "W&B group", default_text="none", may_differ=True)
+    wandb_project: str = option("openkto", "W&B project", openrlhf="openrlhf_train_dpo", may_differ=True)
+    wandb_run_name: str | None = option(
+        None, "W&B run name", default_text="kto_<date>", openrlhf="rm_<date>", may_differ=True
+    )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    ckpt_path: str | None = option(
+        None,
+        "folder of the checkpoints, shared by all nodes",
+        default_text="<save_path>/checkpoints",
+        is_path=True,
+        openrlhf="./ckpt/checkpoints_kto",
+        train_only=True,
+    )
+    save_steps: int = option(
+        -1,
+        "save a checkpoint every so many, and at the end; -1 once an epoch, 0 only when the run is stopped early",
+        "steps",
+        at_least=-1,
+        below=LARGE,
+        default_text="-1: once an epoch",
+        openrlhf="-1: never",
+        train_only=True,
+    )
+    save_every_minutes: float | None = option(
+        None,
+        "also save one when so long has passed since the last",
+        "minutes",
+        above=0,
+        default_text="off",
+        train_only=True,
+    )
+    max_ckpt_num: int = option(
+        3,
+        "keep so many checkpoints; the oldest goes when a new one is complete",
+        at_least=1,
+        below=LARGE,
+        train_only=True,
+    )
+    max_ckpt_mem: float = option(
+        1e8, "keep checkpoints of so much in all, the newest in any case", "GB", above=0, train_only=True
+    )
+    keep_best: str | None = option(
+        None,
+        "a metric of the first evaluation set, such as rewards/auc; its best step is saved and never deleted",
+        choices=tuple(HIGHER_IS_BETTER),
+        default_text="off",
+        train_only=True,
+    )
+    save_hf_ckpt: bool = option(
+        False, "with each checkpoint also save the model as a Hugging Face folder", train_only=True
+    )
+    disable_ds_ckpt: bool = option(
+        False, "write no DeepSpeed checkpoints; a run cannot be resumed then", train_only=True
+    )
+    save_failed_step: bool = option(
+        False,
+        "save a checkpoint of the state before a step that gives NaN, so that the step can be made again",
+        train_only=True,
+    )
+    load_checkpoint: bool | str = option(
+        False,
+        "resume from the newest complete checkpoint, or start anew where there is none; a path (a checkpoint, a run's "
+        "folder, .../best) demands that one",
+        is_path=True,
+        train_only=True,
+        of_one_start=True,
+    )
+    overwrite: bool = option(
+        False,
+        "start anew where --save_path holds another model or run: the model is replaced when the new one is complete, "
+        "checkpoints and records are kept under a number",
+        train_only=True,
+        of_one_start=True,
+    )
+    use_ds_universal_ckpt: bool = option(
+        False,
+        "accepted for OpenRLHF's sake: any checkpoint is resumed on any number of ranks and any ZeRO stage",
+        train_only=True,
+    )
+    max_time: str | None = option(
+        None,
+        "save and stop when the command has run so long",
+        "days:hours:minutes:seconds",
+        default_text="no limit",
+        is_duration=True,
+        train_only=True,
+        of_one_start=True,
+    )
+    stall_minutes: float = option(
+        30.0, "when nothing moved for so long, show what every rank is doing; 0 is never", "minutes", at_least=0
+    )
+    stall_end_minutes: float = option(
+        90.0,
+        "when nothing moved for so long after --stall_minutes, end all ranks with the status of a stop; 0 is never",
+        "minutes",
+        at_least=0,
+    )

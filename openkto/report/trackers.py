@@ -1,0 +1,243 @@
+"""Where a run's numbers go: metrics.jsonl at once, TensorBoard and W&B from threads of their own.
+
+Training never waits for a tracker: one that raises is turned off with a warning, and one that hangs loses its newest
+values once its queue is full. metrics.jsonl is therefore the record, and the trackers are views of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from openkto.config import OutputConfig
+from openkto.errors import ConfigError, need_package
+from openkto.report.records import METRICS, RecordFile, read_lines
+
+logger = logging.getLogger(__name__)
+
+Values = dict[str, float | int | str]
+
+QUEUE_LINES = 1000
+CLOSE_SECONDS = 15.0
+
+
+class Tracker(Protocol):
+    """What a view of the metrics must do; it lives in one thread."""
+
+    def log(self, kind: str, step: int, values: Values) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Trackers:
+    """All trackers of a run; made on rank 0 alone.
+
+    Raises:
+        ConfigError: when `save_path` cannot be written, or W&B is on and its package is missing.
+    """
+
+    def __init__(
+        self,
+        output: OutputConfig,
+        config_for_trackers: dict[str, Any],
+        more_trackers: Mapping[str, Callable[[], Tracker]] | None = None,
+        *,
+        run_id: str = "",
+        first_step: int = 0,
+    ) -> None:
+        """Open metrics.jsonl and start the threads.
+
+        Args:
+            output: where to write and which trackers are on.
+            config_for_trackers: the run's settings by flat name, shown by W&B; no key is among them.
+            more_trackers: name to a function that makes a tracker, called in the tracker's own thread.
+            run_id: the same over all starts of a run; what metrics.jsonl holds already is its own.
+            first_step: how many steps earlier starts have made, up to the checkpoint that is resumed from.
+        """
+        metrics = Path(output.save_path) / METRICS
+        self._file = RecordFile(metrics)
+        wanted = dict(more_trackers or {})
+        if output.use_tensorboard != "none":
+            folder = output.use_tensorboard or os.path.join(output.save_path, "tensorboard")
+            recorded = [line for _, line in read_lines(metrics) if line is not None]
+            wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded, first_step)
+        if output.use_wandb:
+            need_package("--use_wandb", "wandb", "'openkto[wandb]'")
+            wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers, run_id)
+        self._threads = [TrackerThread(name, make) for name, make in wanted.items()]
+
+    def log(self, kind: str, step: int, values: Mapping[str, float | int | str | None]) -> None:
+        """Record one line of a kind: train, eval, run or summary. A value that is None or not finite is left out."""
+        kept = {
+            name: value
+            for name, value in values.items()
+            if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+        }
+        self._file.write({"kind": kind, "step": step, **kept})
+        for thread in self._threads:
+            thread.put(kind, step, kept)
+
+    def sync(self) -> None:
+        """Flush metrics.jsonl to the disk."""
+        self._file.sync()
+
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
+        """Let the trackers finish, for no longer than the time given in all."""
+        deadline = time.monotonic() + timeout_seconds
+        for thread in self._threads:
+            thread.finish()
+        for thread in self._threads:
+            thread.join(deadline)
+        self._file.close()
+
+
+class TrackerThread:
+    """One tracker in a daemon thread, so that neither its start nor its calls can hold up training."""
+
+    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+        self.name = name
+        self.dropped = 0
+        self._queue: queue.Queue[tuple[str, int, Values] | None] = queue.Queue(maxsize=QUEUE_LINES)
+        self._thread = threading.Thread(target=self._run, args=(make,), name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, kind: str, step: int, values: Values) -> None:
+        if not self._thread.is_alive():
+            return
+        try:
+            self._queue.put_nowait((kind, step, values))
+        except queue.Full:
+            if not self.dropped:
+                logger.warning("%s: does not keep up; values are left out there, not in metrics.jsonl.", self.name)
+            self.dropped += 1
+
+    def finish(self) -> None:
+        """Ask the thread to end after what it has; a full queue means that it hangs, and then there is no use."""
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            return
+
+    def join(self, deadline: float) -> None:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self.dropped += self._queue.qsize()
+            logger.warning("%s: did not finish in time; its last values are in metrics.jsonl alone.", self.name)
+        elif self.dropped:
+            logger.warning("%s: %d lines were left out; metrics.jsonl has them.", self.name, self.dropped)
+
+    def _run(self, make: Callable[[], Tracker]) -> None:
+        # A tracker is other people's code over a network: whatever it raises must end here, and be said once.
+        try:
+            tracker = make()
+            while (item := self._queue.get()) is not None:
+                tracker.log(*item)
+            tracker.close()
+        except Exception as error:
+            logger.warning(
+                "%s: is off from here on (%s: %s); training goes on.", self.name, type(error).__name__, error
+            )
+
+
+def named(kind: str, values: Values) -> dict[str, float | int]:
+    """Return the numbers under the names that trackers show: `train/loss`, `eval/loss` or `eval/<set>/loss`."""
+    eval_set = values.get("eval_set")
+    prefix = f"{kind}/{eval_set}" if eval_set else kind
+    return {f"{prefix}/{name}": value for name, value in values.items() if not isinstance(value, str)}
+
+
+class TensorBoard:
+    """Writes event files that TensorBoard shows.
+
+    A resumed run takes steps anew that it had made before it was stopped. So its files are written again from what
+    metrics.jsonl holds, with the times at which the values were first logged: each step is there once. Where that file
+    begins later than the run, which came from another folder, what was logged before is taken over as it is.
+    """
+
+    def __init__(
+        self, folder: str, run_id: str = "", recorded: Sequence[dict[str, Any]] = (), first_step: int = 0
+    ) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        suffix = f".{run_id}" if run_id else ""
+        earlier = sorted(Path(folder).glob(f"events.out.tfevents.*{suffix}")) if run_id else []
+        events = [event for file in earlier for event in _events(file)]
+        times = {(value.tag, event.step): event.wall_time for event in events for value in event.summary.value}
+        begin = next((line["step"] for line in recorded if line["kind"] == "run"), first_step)
+        self._writer = SummaryWriter(folder, filename_suffix=suffix)
+        file_writer = self._writer._get_file_writer()
+        for event in events:
+            if event.step <= begin and begin > 0 and event.summary.value:
+                file_writer.event_writer.add_event(event)
+        for line in recorded:
+            if line["step"] > begin or begin == 0:
+                values = {name: value for name, value in line.items() if name not in ("kind", "step")}
+                self._add(line["kind"], line["step"], values, times)
+        self._writer.flush()
+        for file in earlier:
+            file.unlink()
+
+    def log(self, kind: str, step: int, values: Values) -> None:
+        self._add(kind, step, values, {})
+        self._writer.flush()
+
+    def _add(self, kind: str, step: int, values: Values, times: dict[tuple[str, int], float]) -> None:
+        if kind in ("train", "eval"):
+            for name, value in named(kind, values).items():
+                self._writer.add_scalar(name, value, step, walltime=times.get((name, step)))
+        else:
+            self._writer.add_text(kind, "\n".join(f"    {name}: {value}" for name, value in values.items()), step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _events(file: Path) -> list[Any]:
+    """Return the events of a file as they were written, as far as it is whole."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    return list(LegacyEventFileLoader(str(file)).Load())
+
+
+class WeightsAndBiases:
+    """Sends the numbers to W&B, or to a folder under `save_path` with WANDB_MODE=offline.
+
+    The step axis is our own, `global_step`: W&B's counter refuses a step that it has seen before.
+    """
+
+    def __init__(self, output: OutputConfig, config: dict[str, Any], run_id: str = "") -> None:
+        import wandb
+
+        # Never let W&B ask for a key: a thread that reads the terminal cannot be stopped.
+        is_online = wandb.setup().settings.mode in ("online", "shared")
+        if is_online and not wandb.login(prompt=False, verify=False):
+            raise ConfigError("no key is known; set WANDB_API_KEY or run `wandb login`")
+        self._run = wandb.init(
+            project=output.wandb_project,
+            entity=output.wandb_org,
+            group=output.wandb_group,
+            id=run_id or None,
+            resume="allow" if run_id else None,
+            name=output.wandb_run_name or f"kto_{datetime.now():%m%dT%H:%M}",
+            dir=os.environ.get("WANDB_DIR", output.save_path),
+            config=config,
+            settings=wandb.Settings(console="off"),
+        )
+        self._run.define_metric("*", step_metric="global_step")
+
+    def log(self, kind: str, step: int, values: Values) -> None:
+        if kind in ("train", "eval"):
+            self._run.log({**named(kind, values), "global_step": step})
+        else:
+            self._run.summary.update({f"{kind}/{name}": value for name, value in values.items()})
+
+    def close(self) -> None:
+        self._run.finish()
