@@ -12,11 +12,12 @@ import pytest
 
 from openkto.__main__ import COMMANDS
 from openkto.commands import report, train
-from openkto.config import LOSSES
+from openkto.config import LOSSES, eval_sets, from_yaml, to_yaml
 from openkto.config.flags import parse
+from openkto.data.dataset import UnpairedPreferenceDataset
 from tests.pages.made_runs import learning_run
 from tests.ranks import run_ranks
-from tests.text_rows import write_model, write_rows
+from tests.text_rows import byte_tokenizer, write_model, write_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -106,3 +107,25 @@ def test_every_ready_run_trains(config, tmp_path, monkeypatch):
 def test_the_memory_page_holds_the_computed_tables():
     shown = subprocess.run([sys.executable, DOCS / "make_memory_table.py"], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() in (DOCS / "memory.md").read_text()
+
+
+def test_the_example_of_entries_with_settings_of_their_own_reads_its_rows(tmp_path, monkeypatch):
+    (example,) = re.findall(r"```yaml\n(dataset:.*?)```", (DOCS / "data.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
+    rows = [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "a", "completion": "c", "label": False}]
+    (tmp_path / "thumbs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "stars.csv").write_text("question,answer,stars\nq,five,5\nq,three,3\nq,two,2\n")
+    (tmp_path / "held_out.csv").write_text("question,answer,stars\nq,five,5\nq,three,3\n")
+    verdicts = [{"prompt": "q", "completion": word, "verdict": word} for word in ("awful", "unsure", "great")]
+    (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verdicts))
+    (tmp_path / "run.yaml").write_text(f"pretrain: some/model\n{example}")
+    config, _ = parse(["--config", "run.yaml"], "train")
+    again = from_yaml(to_yaml(config))
+    assert (again["dataset"], again["eval_dataset"]) == (config.data.dataset, config.data.eval_dataset)
+    tokenizer = byte_tokenizer()
+    trained = UnpairedPreferenceDataset(config.data.dataset, tokenizer)
+    assert trained.labels.tolist() == [True, False, True, False, False, True]
+    ((name, entry),) = eval_sets(config.data).items()
+    assert name == "held_out_stars"
+    assert UnpairedPreferenceDataset([entry], tokenizer, split="test").labels.tolist() == [True, False]

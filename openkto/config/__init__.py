@@ -7,6 +7,7 @@ answers at once.
 """
 
 from openkto.config.data import TEMPLATE_ARGUMENTS, DataConfig
+from openkto.config.entries import eval_sets, path_of_entry, split_eval_set
 from openkto.config.losses import LOSSES, LossFacts
 from openkto.config.model import ALL_LINEAR, PACKING, LoraConfig, LossConfig, ModelConfig, PackingChoice
 from openkto.config.option import Option, option
@@ -15,7 +16,6 @@ from openkto.config.run import (
     SECTIONS,
     RunConfig,
     default_text,
-    eval_sets,
     from_flat,
     from_yaml,
     is_adapter_folder,
@@ -26,7 +26,6 @@ from openkto.config.run import (
     ref_is_adapter,
     reference_name,
     settings,
-    split_eval_set,
     to_flat,
     to_yaml,
     trains_adapter,
@@ -77,6 +76,7 @@ __all__ = [
     "openrlhf_differences",
     "option",
     "option_of",
+    "path_of_entry",
     "policy_name",
     "ref_is_adapter",
     "reference_name",

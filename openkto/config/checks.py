@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 
 from openkto.config import (
     FLOORED_SCHEDULES,
@@ -19,6 +21,7 @@ from openkto.config import (
     OptimConfig,
     RunConfig,
     is_adapter_folder,
+    path_of_entry,
     policy_name,
     ref_is_adapter,
     reference_name,
@@ -196,18 +199,16 @@ def _check_data(data: DataConfig, place: Place) -> None:
             f"{twice[0]!r} {names[twice[0]]} times",
             "Write NAME=PATH for each.",
         )
-    if any(not path for _, path in map(split_eval_set, data.eval_dataset)):
+    if any(not entry for _, entry in map(split_eval_set, data.eval_dataset)):
         _fail(place("eval_dataset"), "must be PATH or NAME=PATH", "a name without a path", "Give the path.")
     check_template(place("input_template"), data.input_template, data.apply_chat_template)
     template_kwargs(place("chat_template_kwargs"), data.chat_template_kwargs)
     if data.template_date is not None and not _is_day(data.template_date):
         _fail(place("template_date"), "must be a day, YYYY-MM-DD", repr(data.template_date), "Correct it.")
     label_meanings(place("label_map"), data.label_map)
-    threshold = data.label_threshold or []
-    if len(threshold) > 2 or len(set(threshold)) < len(threshold):
-        got = " ".join(f"{number:g}" for number in threshold)
-        _fail(place("label_threshold"), "must be one number, or two that differ", got, "Give the scores.")
-    if data.label_map and threshold:
+    if data.label_threshold:
+        check_threshold(place("label_threshold"), data.label_threshold)
+    if data.label_map and data.label_threshold:
         _fail(place("label_threshold"), "cannot go with --label_map, which reads labels too", "both", "Leave one out.")
     known = {"--label_key": data.label_key, "--input_key": data.input_key, "--output_key": data.output_key}
     for flag, key in known.items():
@@ -251,6 +252,18 @@ def label_meanings(place: str, items: list[str]) -> dict[str, bool | None] | Non
             _fail(place, "must be VALUE=true, VALUE=false or VALUE=none, each value once", repr(item), "Correct it.")
         found[value.strip()] = meanings[meaning.strip().lower()]
     return found or None
+
+
+def check_threshold(place: str, values: Sequence[object]) -> tuple[float, ...]:
+    """Return the scores of --label_threshold, one or two that differ; raises ConfigError."""
+    try:
+        numbers = tuple(float(str(value)) for value in values)
+    except ValueError:
+        numbers = ()
+    if len(numbers) not in (1, 2) or len(set(numbers)) < len(numbers) or not all(map(math.isfinite, numbers)):
+        got = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values) or "nothing"
+        _fail(place, "must be one number, or two that differ", got, "Give the scores.")
+    return numbers
 
 
 def check_template(place: str, template: str | None, apply_chat_template: bool | None) -> None:
@@ -403,7 +416,8 @@ def _training_warnings(config: RunConfig, place: Place) -> list[str]:
     warnings += engine_warnings(config, place)
     if config.optim.lr_scheduler not in FLOORED_SCHEDULES and config.optim.min_lr_ratio != OptimConfig().min_lr_ratio:
         warnings.append(f"{place('min_lr_ratio')}: has no effect, as {config.optim.lr_scheduler} has no floor.")
-    same = {path for _, path in map(split_eval_set, config.data.eval_dataset)} & set(config.data.dataset)
+    evaluated = {path_of_entry(entry) for _, entry in map(split_eval_set, config.data.eval_dataset)}
+    same = evaluated & set(map(path_of_entry, config.data.dataset))
     warnings += [
         f"{place('eval_dataset')}: {path} is trained on too, so its numbers say little about other rows."
         for path in sorted(same)

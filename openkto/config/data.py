@@ -21,7 +21,8 @@ class DataConfig:
     dataset: list[str] = option(  # noqa: RUF009 (a plain field)
         [],
         "training rows: Hub names, files, globs or folders, by spaces or commas; in YAML an entry may be a mapping of "
-        "path and split, config, revision, input_key, output_key, label_key or weight_key of its own",
+        "path and split, config, revision, input_key, output_key, label_key, weight_key, label_map or label_threshold "
+        "of its own",
         is_path=True,
         default_text="required to train",
         train_only=True,
@@ -36,7 +37,8 @@ class DataConfig:
     )
     eval_dataset: list[str] = option(  # noqa: RUF009 (a plain field)
         [],
-        "evaluation sets, each PATH or NAME=PATH; a set is named after its file otherwise",
+        "evaluation sets, each PATH or NAME=PATH, or in YAML a mapping as for --dataset, with a name; a set is named "
+        "after its file otherwise",
         default_text="none",
         may_differ=True,
     )

@@ -293,8 +293,16 @@ def _read_yaml(path: str) -> dict[str, Given]:
 def _entry(node: yaml.Node, place: str) -> str:
     """Return an entry of a list of datasets as text; a mapping, which has settings of its own, as its JSON."""
     if isinstance(node, yaml.MappingNode):
-        return json.dumps({str(key.value): _plain(value, place) for key, value in node.value}, ensure_ascii=False)
+        members = {str(key.value): _member(value, place) for key, value in node.value}
+        return json.dumps(members, ensure_ascii=False)
     return str(_plain(node, place))
+
+
+def _member(node: yaml.Node, place: str) -> Raw | dict[str, Raw]:
+    """Return what a mapping says under one name; label_map may be a mapping itself."""
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _plain(value, place) for key, value in node.value}
+    return _plain(node, place)
 
 
 def _plain(node: yaml.Node, place: str) -> Raw:
@@ -303,8 +311,10 @@ def _plain(node: yaml.Node, place: str) -> Raw:
         return None if node.tag.endswith(":null") else str(node.value)
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [str(item.value) for item in node.value]
-    if isinstance(node, yaml.SequenceNode) and place.endswith(": dataset"):
+    if place.endswith((": dataset", ": eval_dataset")) and isinstance(node, yaml.SequenceNode):
         return [_entry(item, place) for item in node.value]
+    if place.endswith((": dataset", ": eval_dataset")) and isinstance(node, yaml.MappingNode):
+        return _entry(node, place)
     raise ConfigError(
         f"{place}: must be a value or a list of values; got something nested. Names are flat, see --help."
     )

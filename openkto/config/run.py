@@ -160,20 +160,6 @@ def may_be_cached(config: RunConfig, *, has_adapter: bool) -> bool:
     return config.model.ref_mode in ("auto", "cached")
 
 
-def eval_sets(config: DataConfig) -> dict[str, str]:
-    """Return the evaluation sets: name to path or Hub name, in the order given."""
-    return dict(split_eval_set(item) for item in config.eval_dataset)
-
-
-def split_eval_set(item: str) -> tuple[str, str]:
-    """Split `NAME=PATH`; without a name the set is called after its file or folder, without the extension."""
-    name, equals, path = item.partition("=")
-    if equals and name and all(letter.isalnum() or letter in "_-." for letter in name):
-        return name, os.path.expanduser(path)
-    stem = item.rstrip("/").rpartition("/")[2].partition(".")[0]
-    return stem or item, os.path.expanduser(item)
-
-
 def openrlhf_differences(given: frozenset[str] | set[str], *, use_wandb: bool = False) -> list[str]:
     """Return a line for each default that differs from OpenRLHF 0.9's and was not given: "beta: 0.1 (OpenRLHF: 0.01)".
 

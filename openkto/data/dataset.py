@@ -158,7 +158,7 @@ class UnpairedPreferenceDataset:
                 **rendering,
                 "max_samples": max_samples,
                 "on_bad_rows": on_bad_rows,
-                "keys": [found.keys for found in sources],
+                "keys": [found.settings for found in sources],
             },
         )
         root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()

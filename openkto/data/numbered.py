@@ -38,7 +38,9 @@ class NumberedRows:
         self._records = source.records(findings)
         self._taken = islice(self._records, max_samples)
         self._ahead = _look_ahead(self._taken)
-        self.reader = RowReader(settings.with_keys(source.keys), is_rendered, [value for _, _, value in self._ahead])
+        self.reader = RowReader(
+            settings.of_source(source.settings), is_rendered, [value for _, _, value in self._ahead]
+        )
         self.next_row = first_row  # the number that the next record's first row gets
 
     def __iter__(self) -> Iterator[tuple[int, list[Row] | BadRow]]:

@@ -1,7 +1,8 @@
 """Make the canonical row of what was read: a prompt and a completion, both texts or both message lists."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from openkto.data.fields import find
 from openkto.data.messages import (
@@ -50,9 +51,9 @@ class RowSettings:
     label_map: dict[str, bool | None] | None = None
     label_threshold: tuple[float, ...] = ()
 
-    def with_keys(self, keys: Mapping[str, str]) -> "RowSettings":
-        """Return the settings of a source that has names of its own for the fields."""
-        return RowSettings(**{**vars(self), **keys})
+    def of_source(self, own: Mapping[str, Any]) -> "RowSettings":
+        """Return the settings of a source that has some of its own."""
+        return replace(self, **own)
 
 
 class RowMaker:

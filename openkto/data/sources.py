@@ -73,7 +73,7 @@ class Source:
 
     name: str
     parts: tuple[Part, ...]
-    keys: dict[str, str] = field(default_factory=dict)  # the fields' names that hold for it only, by their settings
+    settings: dict[str, object] = field(default_factory=dict)  # of how it is read that hold for it only
 
     def records(self, findings: Findings) -> Iterator[tuple[str, str, object]]:
         """Yield (file, place, record); raises DataError where there is not a single one. An empty shard is noted."""
@@ -115,7 +115,7 @@ def find_sources(
         for entry in (read_entry(str(item)) for item in source):
             place = {"split": split, "config": subset, "revision": revision, **entry.place}
             found = find_source(entry.path, str(place["split"]), place["config"], place["revision"])
-            sources.append(replace(found, keys=entry.keys))
+            sources.append(replace(found, settings=entry.settings))
         return sources
     return [Source("rows", (Part("rows", rows=source),))]
 

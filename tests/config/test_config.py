@@ -20,7 +20,9 @@ from openkto.config import (
     eval_sets,
     from_flat,
     openrlhf_differences,
+    path_of_entry,
     settings,
+    split_eval_set,
     to_flat,
     to_yaml,
     with_resolved,
@@ -233,6 +235,16 @@ def test_eval_sets_are_named_after_their_files(monkeypatch):
         "rows": "dir/a=b/rows.json",
         "home": "/home/me/y.jsonl",
     }
+
+
+def test_an_evaluation_set_may_be_a_mapping_with_a_name():
+    entries = ['{"name": "held", "path": "x.jsonl", "label_key": "good"}', '{"path": "data/math.jsonl"}', "{broken"]
+    assert [split_eval_set(entry) for entry in entries] == [
+        ("held", '{"path": "x.jsonl", "label_key": "good"}'),
+        ("math", '{"path": "data/math.jsonl"}'),
+        ("{broken", "{broken"),  # refused where it is read
+    ]
+    assert path_of_entry(entries[1]) == "data/math.jsonl"
 
 
 def test_openrlhf_defaults_that_differ_are_said_unless_given():

@@ -8,7 +8,7 @@ import pytest
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.problems import Findings
 from openkto.data.sources import find_source, find_sources
-from openkto.errors import DataError
+from openkto.errors import ConfigError, DataError
 from tests.text_rows import byte_tokenizer
 
 ROWS = [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "c", "completion": "d", "label": False}]
@@ -191,3 +191,39 @@ def test_an_entry_may_have_keys_of_its_own(write_lines, cache_dir):
     assert dataset.labels.tolist() == [True, False, False]
     with pytest.raises(DataError, match="an entry must be a path, or a mapping of path and any of split, config"):
         find_sources(['{"path": "a", "labels": "x"}'], "train")
+
+
+@pytest.mark.parametrize(
+    ("own", "values", "labels"),
+    [
+        ({"label_map": {"great": "true", "awful": False, "meh": None}}, ["great", "awful", "meh"], [True, False]),
+        ({"label_map": ["great=true", "awful=false"]}, ["great", "awful"], [True, False]),
+        ({"label_threshold": "4"}, [5, 3], [True, False]),
+        ({"label_threshold": [4, 2]}, ["5", "3", "1"], [True, False]),
+    ],
+)
+def test_an_entry_may_read_labels_its_own_way(write_lines, cache_dir, own, values, labels):
+    other = [{"prompt": "x", "completion": f"y{i}", "label": value} for i, value in enumerate(values)]
+    paths = [write_lines(ROWS, "a.jsonl"), write_lines(other, "b.jsonl")]
+    entry = json.dumps({"path": str(paths[1]), **own})
+    dataset = UnpairedPreferenceDataset([str(paths[0]), entry], byte_tokenizer(), 512)
+    assert dataset.labels.tolist() == [True, False, *labels]
+    # In place of what the flags say, of either kind.
+    flags = {"label_map": {"true": False, "false": True}, "label_threshold": ()}
+    turned = UnpairedPreferenceDataset([str(paths[0]), entry], byte_tokenizer(), 512, **flags)
+    assert turned.labels.tolist() == [False, True, *labels]
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"label_map": {"great": "perhaps"}}, "label_map of a: must be VALUE=true, VALUE=false or VALUE=none"),
+        ({"label_threshold": "high"}, "label_threshold of a: must be one number, or two that differ; got high. Give"),
+        ({"label_threshold": 4, "label_map": {"a": True}}, "an entry may have label_map or label_threshold; got both"),
+        ({"label_key": 3}, "an entry must be a path, or a mapping of path and any of"),
+        ({"name": "x"}, "an entry must be a path, or a mapping of path and any of"),
+    ],
+)
+def test_a_wrong_setting_of_an_entry_is_named(own, sentence):
+    with pytest.raises((DataError, ConfigError), match=sentence):
+        find_sources([json.dumps({"path": "a", **own})], "train")
