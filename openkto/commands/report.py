@@ -94,7 +94,8 @@ def texts_of(run: RunRecord, numbers: list[int]) -> "dict[int, RowText]":
         label_map=label_meanings("--label_map", data.label_map),
         label_threshold=tuple(data.label_threshold or ()),
     )
-    sources = find_sources(data.dataset, data.dataset_split, data.dataset_config, data.dataset_revision)
+    place = data.dataset_split, data.dataset_config, data.dataset_revision, data.data_cache_dir
+    sources = find_sources(data.dataset, *place)
     return row_texts(sources, settings, numbers, max_samples=data.max_samples)
 
 

@@ -18,7 +18,7 @@ def split_eval_set(item: str) -> tuple[str, str]:
     """Split `NAME=PATH`, or take the name out of a mapping; a set without one is called after its file or folder."""
     if item.startswith("{"):
         members = _members(item)
-        name = members.pop("name", None) or _stem(path_of_entry(item))
+        name = members.pop("name", None) or _stem(path_of_entry(item) or item)
         return str(name), json.dumps(members, ensure_ascii=False) if members else item
     name, equals, path = item.partition("=")
     if equals and name and all(letter.isalnum() or letter in "_-." for letter in name):
@@ -42,4 +42,6 @@ def _members(item: str) -> dict[str, Any]:
 
 def _stem(path: str) -> str:
     """Return the name of a file without its extensions, or of a folder."""
+    if "://" in path:
+        path = path.partition("?")[0]
     return path.rstrip("/").rpartition("/")[2].partition(".")[0] or path

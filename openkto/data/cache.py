@@ -37,6 +37,11 @@ NOT_OF_THE_IDS = {
 }
 
 
+def cache_folder(given: str | Path | None) -> Path:
+    """Return the folder that is given, else the default one."""
+    return Path(given).expanduser() if given is not None else default_cache_dir()
+
+
 def default_cache_dir() -> Path:
     """Return $OPENKTO_CACHE, or ~/.cache/openkto."""
     return Path(os.environ.get("OPENKTO_CACHE") or "~/.cache/openkto").expanduser()

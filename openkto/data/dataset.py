@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from openkto.config.checks import check_template
 from openkto.data import truncation as rule
-from openkto.data.cache import ROWS_FILE, cache_key, cached_folder, default_cache_dir
+from openkto.data.cache import ROWS_FILE, cache_folder, cache_key, cached_folder
 from openkto.data.contradictions import contradictions
 from openkto.data.notes import INFORMATION, WARNINGS
 from openkto.data.prepare import Preparation, load_prepared
@@ -136,7 +136,7 @@ class UnpairedPreferenceDataset:
         self.pad_token_id, pad_name = choose_pad_token(tokenizer)
         if pad_name != "pad_token":
             logger.info("the tokenizer has no pad token: %s (id %d) pads", pad_name, self.pad_token_id)
-        sources = find_sources(source, split, subset, revision)
+        sources = find_sources(source, split, subset, revision, cache_dir)
         self.name = ", ".join(found.name for found in sources)
         if dataset_probs is not None and len(dataset_probs) != len(sources):
             raise ConfigError(
@@ -161,8 +161,7 @@ class UnpairedPreferenceDataset:
                 "keys": [found.settings for found in sources],
             },
         )
-        root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-        self._open(cached_folder(root, key, build), sources, dataset_probs, seed)
+        self._open(cached_folder(cache_folder(cache_dir), key, build), sources, dataset_probs, seed)
 
     def _open(self, folder: Path, sources: list[Source], probs: Sequence[float] | None, seed: int) -> None:
         """Map the prepared rows into memory, leave out what is too long, and mix."""

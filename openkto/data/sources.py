@@ -16,17 +16,18 @@ from typing import Any
 import datasets
 
 from openkto.data.arrow_files import BATCH_ROWS, read_batches
+from openkto.data.cache import cache_folder
 from openkto.data.entries import read_entry
 from openkto.data.hub_folder import files_of_split
 from openkto.data.json_files import Records
 from openkto.data.problems import Findings, data_error, shorten
 from openkto.data.readers import READERS, TEXT_CONTAINERS, read_file
+from openkto.data.remote import is_address, local_copies, shown
 from openkto.data.text_files import COMPRESSIONS, DataFile
 from openkto.files import blocks
 from openkto.process.limits import kind_of_file
 
 HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::([\w.-]+))?")  # owner/name, or owner/name:subset
-URL = re.compile(r"\w+://")
 GLOB_CHARACTERS = set("*?[")
 SUFFIXES = f"{', '.join(READERS)}; text files also with {', '.join(COMPRESSIONS)} behind"
 
@@ -100,9 +101,15 @@ class Source:
 
 
 def find_sources(
-    source: str | Path | Sequence[object], split: str, subset: str | None = None, revision: str | None = None
+    source: str | Path | Sequence[object],
+    split: str,
+    subset: str | None = None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
 ) -> list[Source]:
     """Return the sources that a path, a list of paths or a list of rows (dicts) names.
+
+    Files that lie elsewhere are copied into `cache_dir`.
 
     Raises DataError where nothing is there, naming the nearest thing that is.
     """
@@ -114,15 +121,25 @@ def find_sources(
         sources = []
         for entry in (read_entry(str(item)) for item in source):
             place = {"split": split, "config": subset, "revision": revision, **entry.place}
-            found = find_source(entry.path, str(place["split"]), place["config"], place["revision"])
+            found = find_source(entry.path, str(place["split"]), place["config"], place["revision"], cache_dir)
             sources.append(replace(found, settings=entry.settings))
         return sources
     return [Source("rows", (Part("rows", rows=source),))]
 
 
-def find_source(item: str | Path, split: str, subset: str | None = None, revision: str | None = None) -> Source:
-    """Return the one source that a path, glob, `save_to_disk` folder or hub name stands for."""
+def find_source(
+    item: str | Path,
+    split: str,
+    subset: str | None = None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> Source:
+    """Return the one source that a path, glob, `save_to_disk` folder, address or hub name stands for."""
     name = str(item)
+    if is_address(name):
+        copies = local_copies(name, cache_folder(cache_dir) / "fetched")
+        return Source(shown(name), tuple(_file(copy, of) for copy, of in copies))
+    name = name.removeprefix("file://")
     path = Path(name).expanduser()
     if path.is_dir():
         return Source(name, _folder(path, name, split, subset))
@@ -133,9 +150,6 @@ def find_source(item: str | Path, split: str, subset: str | None = None, revisio
         if not found:
             raise data_error(name, "must match at least one file", "no match", "Correct the pattern.")
         return Source(name, tuple(_file(match) for match in found))
-    if URL.match(name):
-        cure = "Download it and pass the file; a dataset on the Hub is named as owner/name."
-        raise data_error(name, "must be on this machine, or a dataset on the Hub", "an address", cure)
     hub = HUB_NAME.fullmatch(name)
     if DataFile(path, name).container in READERS or hub is None:
         raise _missing(path, name)

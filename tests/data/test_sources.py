@@ -175,14 +175,6 @@ def test_an_empty_shard_is_left_out_and_said_but_not_empty_files_only(tmp_path, 
     assert "must hold at least one row; got none." in error_of(f"{tmp_path}/*.jsonl")
 
 
-@pytest.mark.parametrize("name", ["https://example.org/rows.jsonl", "s3://bucket/rows.jsonl", "hf://datasets/a/b"])
-def test_an_address_is_refused_in_a_sentence(name):
-    assert error_of(name) == (
-        f"{name}: must be on this machine, or a dataset on the Hub; got an address."
-        " Download it and pass the file; a dataset on the Hub is named as owner/name."
-    )
-
-
 def test_an_entry_may_have_keys_of_its_own(write_lines, cache_dir):
     other = [{"q": "x", "completion": "y", "good": False}]
     paths = [write_lines(ROWS, "a.jsonl"), write_lines(other, "b.jsonl")]
