@@ -120,7 +120,8 @@ def load_models(
         needs_model = cached is None and not is_own
         ref_actor = load_actor(config, names[1], strategy.load_dtype, trains=False) if needs_model else None
     model, ref_model = strategy.prepare_frozen(actor), None
-    actor.check_forward(HEAD_TOLERANCE[strategy.precision])
+    with strategy.direct_forward(actor):
+        actor.check_forward(HEAD_TOLERANCE[strategy.precision])
     if ref_actor is not None:
         ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
         check_reference(config, strategy, ref_actor, ref_model)

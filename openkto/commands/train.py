@@ -131,7 +131,8 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: A
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
     actor.stop_also_at(stops)
     balances = config.loss.aux_loss_coef > 0
-    actor.check_forward(HEAD_TOLERANCE[strategy.precision], with_balancing_loss=balances)
+    with strategy.direct_forward(actor):
+        actor.check_forward(HEAD_TOLERANCE[strategy.precision], with_balancing_loss=balances)
     if ref_actor is not None:
         check_reference(config, strategy, ref_actor, trainer.ref_model)
     measure_micro_batches(config, strategy, trainer.model, [loader, *eval_loaders.values()], watchdog)
@@ -232,7 +233,7 @@ def loader_settings(config: RunConfig, strategy: Any) -> dict[str, Any]:
 def check_reference(config: RunConfig, strategy: Any, actor: Any, prepared: Any) -> None:
     """Compare a reference's short forward with its own logits, where its forwards run."""
     place = "--pretrain" if reference_name(config.model) == policy_name(config.model) else "--ref_pretrain"
-    with strategy.reference_forward(prepared):
+    with strategy.reference_forward(prepared), strategy.direct_forward(actor):
         actor.check_forward(HEAD_TOLERANCE[strategy.precision], place)
 
 

@@ -15,6 +15,7 @@ import deepspeed.utils.groups as groups
 import numpy as np
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero.parameter_offload import ZeROOrderedDict
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -351,6 +352,22 @@ class DeepspeedStrategy:
             yield
         if moves:
             ref_model.to("cpu")
+
+    @contextlib.contextmanager
+    def direct_forward(self, model: nn.Module) -> Iterator[None]:
+        """Inside, the model may be called without its engine.
+
+        At ZeRO 3 a layer may take another one's parameters (DoRA takes those of LoRA's layers), which DeepSpeed fetches
+        only while it believes that its engine runs.
+        """
+        sharded = [m._parameters for m in model.modules() if isinstance(m._parameters, ZeROOrderedDict)]
+        for parameters in sharded:
+            parameters._in_forward = True
+        try:
+            yield
+        finally:
+            for parameters in sharded:
+                parameters._in_forward = False
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 

@@ -55,8 +55,10 @@ def merge_adapter(
     if whole.get_input_embeddings().weight is not whole.get_output_embeddings().weight:
         whole.config.tie_word_embeddings = whole.config.get_text_config().tie_word_embeddings = False
     _check_distance(pretrain, "in memory", trained_BTV, _log_probs(whole, ids_BT))
-    rounded = whole.to(dtype).state_dict()
-    rounded_BTV = _log_probs(whole.float(), ids_BT)
+    weights = whole.state_dict()  # not whole.to(dtype): rotary frequencies are in no file, and stay as they are
+    rounded = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    whole.load_state_dict(rounded)
+    rounded_BTV = _log_probs(whole, ids_BT)
 
     def check(scratch: Path) -> None:
         written = load_model(str(scratch), dtype=torch.float32, trust_remote_code=trust_remote_code)

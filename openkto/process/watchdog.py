@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 60.0
 LONGEST_NAP_SECONDS = 5.0
+LATE_SECONDS = 1.0  # busy cores wake a thread up to so late
 STDERR = 2
 # How long a rank that was asked to stop may be without progress: more than a slow micro-batch or a compilation takes.
 SECONDS_TO_STOP = 300.0
@@ -113,8 +114,8 @@ class Watchdog:
         looked = time.monotonic()
         while not self._stopped.wait(self._nap):
             # The time that this process was itself stopped for, by SIGSTOP or Ctrl-Z, is no stall of its own.
-            overslept = time.monotonic() - looked - self._nap - LONGEST_NAP_SECONDS
-            if overslept > 0:
+            overslept = time.monotonic() - looked - self._nap
+            if overslept > LATE_SECONDS:
                 self._last_progress += overslept
             looked = time.monotonic()
             now, last_progress = self._clock(), self._last_progress

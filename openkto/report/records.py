@@ -133,22 +133,29 @@ def belongs_to(folder: Path, run_id: str) -> bool:
     return not lines or next((line.get("run_id") for line in lines if line.get("kind") == "run"), None) == run_id
 
 
-def go_back(folder: Path, step: int, lines_at_step: dict[str, int] | None, *, train_lines: int | None) -> None:
+def lines_of_older_version(*, has_open_window: bool) -> dict[str, int]:
+    """Return how many lines of its step a checkpoint counts on that was saved by a version which did not count them.
+
+    Args:
+        has_open_window: whether the step's train line was still to be written.
+    """
+    return {"run": 1, "train": int(not has_open_window), "eval": 10**6}
+
+
+def go_back(folder: Path, step: int, lines_at_step: dict[str, int], *, train_lines: int | None) -> None:
     """Cut the records to what they held when a checkpoint was saved: the steps after it are made again.
 
     They may have been written in part by other starts, into other folders, so that the step decides and not a size.
 
     Args:
         step: the checkpoint's.
-        lines_at_step: how many lines of each kind of this very step had been written by then; None where an older
-            version did not know: then the first of each kind, but no summary.
+        lines_at_step: how many lines of each kind of this very step had been written by then.
         train_lines: how many steps' lines the run had written in all.
 
     Raises:
         ConfigError: a record cannot be written.
     """
-    older = {"run": 1, "train": 1, "eval": 10**6}
-    kept = _cut(folder / METRICS, step, older if lines_at_step is None else lines_at_step)
+    kept = _cut(folder / METRICS, step, lines_at_step)
     held = sum(line.get("kind") == "train" for line in kept)
     if train_lines is not None and held < train_lines:
         log.warning(

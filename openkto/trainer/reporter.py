@@ -23,7 +23,7 @@ from openkto.report.environment import environment
 from openkto.report.flops import StepWork
 from openkto.report.metrics import BatchRows, MetricWindow
 from openkto.report.progress import Progress
-from openkto.report.records import BATCHES, REWARDS, RecordFile, belongs_to, go_back, set_aside
+from openkto.report.records import BATCHES, REWARDS, RecordFile, belongs_to, go_back, lines_of_older_version, set_aside
 from openkto.report.standstill import Standstill
 from openkto.report.throughput import StepCounts, Throughput, peak_memory_gib
 from openkto.report.trackers import Trackers
@@ -114,7 +114,8 @@ class Reporter:
     def _open_records(self, loader: KTODataLoader, resumed: Resumed | None) -> None:
         folder, step = Path(self.args.save_path), self.run.step
         if resumed is not None and belongs_to(folder, self.run.run_id):
-            go_back(folder, step, resumed.values.get("lines_at_step"), train_lines=self.train_lines)
+            older = lines_of_older_version(has_open_window=bool(resumed.values["reports"]))
+            go_back(folder, step, resumed.values.get("lines_at_step", older), train_lines=self.train_lines)
         else:
             set_aside(folder)
         self.rewards_file = RecordFile(folder / REWARDS)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from openkto.report.records import RecordFile, belongs_to, go_back
+from openkto.report.records import RecordFile, belongs_to, go_back, lines_of_older_version
 
 
 def text(*lines):
@@ -39,8 +39,10 @@ def test_an_evaluation_of_the_step_itself_stays(tmp_path):
 
 def test_a_checkpoint_of_an_older_version_keeps_no_step_twice(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(text(RUN, *map(train, (1, 2, 3)), EARLY_END[1], train(3), train(4)))
-    go_back(tmp_path, 3, None, train_lines=None)
+    go_back(tmp_path, 3, lines_of_older_version(has_open_window=False), train_lines=None)
     assert (tmp_path / "metrics.jsonl").read_text() == text(RUN, *map(train, (1, 2, 3)))
+    go_back(tmp_path, 3, lines_of_older_version(has_open_window=True), train_lines=None)
+    assert (tmp_path / "metrics.jsonl").read_text() == text(RUN, *map(train, (1, 2)))
 
 
 def test_missing_lines_are_said_and_stop_nothing(tmp_path, caplog):
