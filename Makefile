@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+# Test processes on a machine of two cores; `make test WORKERS=8` where there are more.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-slow test-slurm lint setup clean
 
@@ -20,11 +23,11 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not slurm"
+	$(PYTEST) -m "not slow and not slurm"
 
 # What takes minutes: the demo from end to end, large fuzzing, long runs.
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 # The SLURM scripts on a real SLURM of two nodes on this machine; installs Debian's packages where root may.
 test-slurm: setup

@@ -38,7 +38,15 @@ setup(
     extras_require={
         "wandb": ["wandb>=0.19"],
         "gpu": ["flash-attn>=2.7"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "wandb>=0.19", "ruff", "mypy"],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
+            "hypothesis>=6.100",
+            "wandb>=0.19",
+            "ruff",
+            "mypy",
+        ],
     },
     entry_points={"console_scripts": ["openkto=openkto.__main__:main"]},
 )

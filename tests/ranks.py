@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["openkto.trainer", "openkto.distributed.strategy", "tests.tiny"])
+_context.set_forkserver_preload(["tests.warm"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, tmp_path: Path, *args: Any, timeout: float = 120) -> list:
