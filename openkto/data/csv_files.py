@@ -31,7 +31,8 @@ def read_csv(file: DataFile, findings: Findings) -> Records:
             if any(ESCAPED_QUOTE in line for line in lines.taken):
                 cure = 'Write a quote inside quotes twice (""), not with a backslash, in the whole file.'
             raise data_error(place, f"must be CSV ({error})", "a line that is not", cure) from None
-        if not cells:
+        # A blank line, or one of empty cells, as spreadsheets leave them at the end.
+        if not cells or (header is not None and not any(cells)):
             continue
         if header is None:
             header = _names(place, cells)
@@ -76,6 +77,9 @@ class _Lines:
 def _separator(file: DataFile, lines: _Lines, findings: Findings) -> str:
     """Return what separates the names in the first line; Excel may say it in a line of its own, as sep=;."""
     first = lines.peek()
+    if "\r" in first.rstrip("\r\n") and not first.endswith("\n"):
+        cure = "Save it with the usual ones, as tr '\\r' '\\n' does."
+        raise data_error(f"{file.name}:1", "its lines must end as lines do today", "line ends of old Macs (\\r)", cure)
     said = re.fullmatch(r"sep=(.)\s*", first)
     if said is not None:
         next(lines)

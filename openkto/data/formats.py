@@ -7,6 +7,7 @@ from typing import Literal
 
 from openkto.data.fields import find, is_empty, top_name
 from openkto.data.messages import ROLES, as_list, unpacked
+from openkto.data.not_rows import check_is_a_row
 from openkto.data.problems import BadRow
 from openkto.data.row import RowSettings, field_names
 from openkto.data.shapes import Shape, shape_of
@@ -72,6 +73,7 @@ def recognise(
 
     A thumb is rare in what people wrote: whether records or their messages have labels is looked for in those `ahead`.
     """
+    check_is_a_row(place, record)
     records = [record, *ahead]
     found = _by_keys(place, record, settings) or _by_names(place, records)
     if found is None:

@@ -17,6 +17,8 @@ HEAD_LINES = 100
 # The start of an object that holds the rows in a list, with nothing but plain values before it.
 LIST_NAMES = ("data", "rows", "records", "examples", "instances", "samples")
 _PLAIN = r'(?:"[^"\\\n]*"|-?[\d.eE+-]+|true|false|null)'
+# What the Hub's dataset viewer answers: the columns, then the rows, each in an object with its number.
+_VIEWER = re.compile(r'\s*\{\s*"features"\s*:\s*(?=\[)')
 _WRAPPER = re.compile(
     rf'\s*\{{\s*(?:"[^"\\\n]*"\s*:\s*{_PLAIN}\s*,\s*)*"({"|".join(LIST_NAMES)})"\s*:\s*(?=\[\s*[{{\]])'
 )
@@ -41,6 +43,10 @@ def read_json(file: DataFile, findings: Findings) -> Records:
         text.advance(wrapper.end())
         yield from _array(text)
         text.expect_rest_of_object()
+    elif (viewer := _VIEWER.match("".join(line for _, line in head))) is not None:
+        findings.add(file.name, "the rows are those that the Hub's dataset viewer shows")
+        text.advance(viewer.end())
+        yield from _viewer_rows(text)
     elif is_open:
         findings.add(file.name, "its objects go over several lines")
         while text.peek():
@@ -158,6 +164,22 @@ def _array(text: _Text) -> Records:
             return
 
 
+def _viewer_rows(text: _Text) -> Records:
+    """Yield the rows of the dataset viewer's answer; one whose cells it has cut is a bad row."""
+    text.value("the columns")
+    if text.take() != "," or text.value("a name") != "rows" or text.take() != ":" or text.peek() != "[":
+        raise data_error(text.place(), "the rows must follow the columns", text.rest(), REPAIR)
+    for place, member in _array(text):
+        if not isinstance(member, dict) or "row" not in member:
+            yield place, BadRow(place, "no row", "a member of rows must hold a row", shorten(member))
+        elif member.get("truncated_cells"):
+            got = f"{shorten(member['truncated_cells'])} cut short by the viewer"
+            yield place, BadRow(place, "cut cells", "cells must be whole", got, "Name the dataset by its Hub name.")
+        else:
+            yield place, member["row"]
+    text.expect_rest_of_object()
+
+
 def _head(lines: Iterator[tuple[int, str]]) -> list[tuple[int, str]]:
     """Return the lines up to the first that is not blank."""
     head = []
@@ -175,6 +197,9 @@ def _line_record(place: str, text: str) -> tuple[str, object]:
         rule = f"must be one JSON object ({_reason(error)})"
         if text.lstrip().startswith("{'"):
             cure = "This is Python's notation: write rows with json.dumps" + OR_SKIP
+            return place, BadRow(place, "broken JSON", rule, shorten(text), cure)
+        if isinstance(error, json.JSONDecodeError) and text[error.pos : error.pos + 1] == "{":
+            cure = "Write one object a line, as jq -c . FILE does" + OR_SKIP
             return place, BadRow(place, "broken JSON", rule, shorten(text), cure)
         return place, BadRow(place, "broken JSON", rule, shorten(text))
 

@@ -4,7 +4,7 @@ import json
 
 from openkto.config import TEMPLATE_ARGUMENTS
 from openkto.data.json_files import parse_json
-from openkto.data.problems import BadRow, shorten
+from openkto.data.problems import FIX_ROW, OR_SKIP, BadRow, shorten
 
 Message = dict[str, object]
 
@@ -46,7 +46,9 @@ def read_messages(place: str, key: str, value: object) -> list[Message]:
     """Return a list of messages (or one) with `role` and `content`; further members are kept; raises BadRow."""
     members = as_list(value)
     if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
-        raise BadRow(place, "wrong type", f"{key} must be text or a list of messages", shorten(value))
+        is_python = isinstance(value, str) and value.lstrip().startswith("[{'")
+        cure = f"This is Python's notation: write it with json.dumps{OR_SKIP}" if is_python else FIX_ROW
+        raise BadRow(place, "wrong type", f"{key} must be text or a list of messages", shorten(value), cure)
     if not members:
         raise BadRow(place, "no messages", f"{key} must hold at least one message", "an empty list")
     return [_read_message(place, key, member) for member in members]

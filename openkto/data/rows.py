@@ -154,6 +154,7 @@ class RowReader:
             name = likely(record, LABEL_NAMES)
             cure = "Name the field with the label with --label_key" + (f", likely --label_key {name}." if name else ".")
             raise BadRow(place, "missing field", rule, got, cure)
+        values = [None if value != value else value for value in values]  # NaN is how pandas writes a missing one
         if any(value != values[0] for value in values):
             rule = f"the labels at {key} must say the same"
             cure = "Name one with --label_key, with a number or name for each *, or leave such rows out."

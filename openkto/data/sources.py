@@ -18,6 +18,7 @@ import datasets
 from openkto.data.arrow_files import BATCH_ROWS, read_batches
 from openkto.data.cache import cache_folder
 from openkto.data.entries import read_entry
+from openkto.data.first_bytes import check_first_bytes
 from openkto.data.hub_folder import files_of_split
 from openkto.data.json_files import Records
 from openkto.data.problems import Findings, data_error, shorten
@@ -165,7 +166,7 @@ def _file(path: Path, name: str = "") -> Part:
         kind = kind_of_file(path)
         if kind is not None:
             raise data_error(str(path), "must be a plain file, which can be read twice", kind, "Write it to a file.")
-        path.open("rb").close()
+        check_first_bytes(file)
     except OSError as error:
         raise data_error(
             str(path), "must be readable", error.strerror or "an error", "Check its permissions."

@@ -1,19 +1,25 @@
 """Open a data file, compressed or not, and read its text line by line."""
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
 from openkto.data.problems import data_error
 
-UTF16_AND_32_BOMS = (b"\xff\xfe", b"\xfe\xff")
+# The marks at the start of a text, the longer ones first; Excel's "Unicode text" is UTF-16.
+WIDE_MARKS = {
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
+}
 
 
 def _open_zstd(path: Path) -> io.BufferedIOBase:
@@ -50,19 +56,44 @@ class DataFile:
 
 
 def text_lines(file: DataFile) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, text with its line end); strict UTF-8 without its byte order mark."""
+    """Yield (line number from 1, text with its line end).
+
+    The text is strict UTF-8, or UTF-16 or UTF-32 where it begins with their mark.
+    """
     cure = "Save the file as UTF-8."
-    for number, raw in enumerate(_byte_lines(file), 1):
-        if number == 1:
-            raw = raw.removeprefix(b"\xef\xbb\xbf")
-            if raw.startswith(UTF16_AND_32_BOMS) or b"\0" in raw[:4]:
-                raise data_error(f"{file.name}:1", "must be UTF-8 text", f"UTF-16 or UTF-32, {raw[:4]!r}", cure)
+    lines = _byte_lines(file)
+    first = next(lines, b"")
+    wide = next((encoding for mark, encoding in WIDE_MARKS.items() if first.startswith(mark)), None)
+    if wide is not None:
+        yield from enumerate(_wide_lines(file, chain([first], lines), wide), 1)
+        return
+    for number, raw in enumerate(chain([first.removeprefix(codecs.BOM_UTF8)], lines), 1):
+        if number == 1 and b"\0" in raw[:4]:
+            raise data_error(f"{file.name}:1", "must be UTF-8 text", f"UTF-16 or UTF-32, {raw[:4]!r}", cure)
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             got = f"the byte 0x{raw[error.start]:02x} at column {error.start + 1}"
             raise data_error(f"{file.name}:{number}", "must be UTF-8 text", got, cure) from None
         yield number, text
+
+
+def _wide_lines(file: DataFile, pieces: Iterable[bytes], encoding: str) -> Iterator[str]:
+    """Yield the lines of a text of more than a byte a character, in which line ends may stand anywhere."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    number, text = 1, ""
+    try:
+        for piece in pieces:
+            *whole, text = (text + decoder.decode(piece)).split("\n")
+            for line in whole:
+                yield f"{line}\n"
+            number += len(whole)
+        text += decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        rule = f"must be {encoding.upper()} text, as its first bytes say"
+        raise data_error(f"{file.name}:{number}", rule, error.reason, "Save the file as UTF-8.") from None
+    if text:
+        yield text
 
 
 def _byte_lines(file: DataFile) -> Iterator[bytes]:

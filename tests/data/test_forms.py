@@ -266,3 +266,86 @@ def test_a_threshold_reads_stars_and_says_what_is_left_out(caplog):
 def test_nothing_but_unrated_rows_is_an_error_with_the_count():
     with pytest.raises(DataError, match="at least one row must be left; got 2 rows without a label"):
         UnpairedPreferenceDataset([{**LANGFUSE, "scores": []}] * 2, byte_tokenizer(), 512)
+
+
+TABLE = [{"prompt": "Is ice warm?", "completion": "No.", "label": True}, {"prompt": "b", "completion": "c", "label": 0}]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {name: [row[name] for row in TABLE] for name in TABLE[0]},
+        {name: {str(i): row[name] for i, row in enumerate(TABLE)} for name in TABLE[0]},
+        {"columns": list(TABLE[0]), "index": [0, 1], "data": [list(row.values()) for row in TABLE]},
+    ],
+    ids=["lists", "by index", "split"],
+)
+def test_a_table_by_its_columns_is_no_row(table):
+    assert error_of(table) == (
+        f"f:0: a record must be one row; got a whole table by its columns, '{', '.join(table)}'. Write a row an "
+        "object; pandas does with to_json(FILE, orient='records', lines=True)."
+    )
+
+
+def test_an_object_of_splits_is_no_row():
+    assert error_of({"train": TABLE, "test": []}) == (
+        "f:0: a record must be one row; got the splits train, test. Write each into a file of its own, as jq -c "
+        "'.train[]' FILE does."
+    )
+
+
+def test_a_missing_label_as_pandas_writes_it_is_a_missing_label():
+    with_nan = {**TABLE[0], "label": float("nan")}
+    assert "label must be true or false, 1 or 0" in error_of(with_nan)
+    rows, reader = read({**TABLE[0], "label": 5.0}, with_nan, label_threshold=(4.0,))
+    assert [row.label for row in rows] == [True]
+    assert reader.left_out == {"without a label": 1}
+
+
+def test_messages_in_pythons_notation_are_named():
+    error = error_of({"messages": str([{"role": "user", "content": "x"}]), "label": True})
+    assert "This is Python's notation: write it with json.dumps, or pass --on_bad_rows skip" in error
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"role": ["user", "assistant"], "content": ["Is ice warm?", "No."]},
+        {"from": ["human", "gpt"], "value": ["Is ice warm?", "No."]},
+        {"role": ["user", "assistant"], "content": ["Is ice warm?", "No."], "name": [None, None]},
+    ],
+)
+def test_a_struct_of_lists_is_the_list_of_its_messages(columns):
+    rows, _ = read({"messages": columns, "label": True})
+    assert texts(rows) == [("Is ice warm?", "No.", True)]
+    halves = {"prompt": {k: v[:1] for k, v in columns.items()}, "completion": {k: v[1:] for k, v in columns.items()}}
+    assert texts(read({**halves, "label": False})[0]) == [("Is ice warm?", "No.", False)]
+
+
+def test_lists_of_other_lengths_in_a_struct_are_no_messages():
+    error = error_of({"messages": {"role": ["user", "assistant"], "content": ["Is ice warm?"]}, "label": True})
+    assert error.startswith("f:0: ")
+
+
+@pytest.mark.parametrize(
+    ("asks", "answers"), [("User", "Assistant"), ("human", "model"), ("HUMAN", "ai"), ("user", "Bot")]
+)
+def test_roles_of_other_programs_are_the_users_and_the_assistants(asks, answers):
+    messages = [{"role": asks, "content": "Is ice warm?"}, {"role": answers, "content": "No."}]
+    (row,), _ = read({"messages": messages, "label": True})
+    assert [message["role"] for message in (*row.prompt, *row.completion)] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "text": "No."},
+        {"type": "output_text", "text": "No.", "annotations": []},
+        {"type": "text", "value": "No."},
+        {"text": "No."},
+    ],
+)
+def test_parts_of_text_are_the_text_whatever_they_are_called(part):
+    asked = [{"type": "input_text", "text": "Is ice "}, {"type": "input_text", "text": "warm?"}]
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": [part]}]
+    assert texts(read({"messages": messages, "label": True})[0]) == [("Is ice warm?", "No.", True)]

@@ -127,9 +127,22 @@ def test_a_broken_line_is_one_bad_row_and_reading_goes_on(tmp_path, line, says):
     assert len(message) < 400
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_utf_16_and_32_are_read_by_the_mark_at_their_start(tmp_path, encoding):
+    # U+0A0D and U+0D0A hold the bytes of line ends.
+    rows = [*ROWS, {"prompt": "\u0a0d\u0d0a", "completion": "e", "label": True}] * 3
+    text = "\ufeff" + "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows)
+    path = write(tmp_path / "a.jsonl", text.encode(encoding))
+    assert read(path) == [(f"{path}:{number}", row) for number, row in enumerate(rows, 1)]
+    path = write(tmp_path / "excel.csv", '\ufeffprompt\tlabel\r\n"a\nb"\t1\r\n'.encode(encoding))
+    assert [record for _, record in read(path)] == [{"prompt": "a\nb", "label": "1"}]
+    path = write(tmp_path / "cut.csv", "\ufeffprompt\tlabel\r\na\t1".encode(encoding)[:-1])
+    assert error_of(path).startswith(f"{path}:2: must be {encoding[:6].upper()} text, as its first bytes say; got ")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
-def test_utf_16_and_32_are_named(tmp_path, encoding, name):
+def test_utf_16_and_32_without_a_mark_are_named(tmp_path, encoding, name):
     path = write(tmp_path / name, json.dumps(ROWS[0]).encode(encoding))
     assert error_of(path).startswith(f"{path}:1: must be UTF-8 text; got UTF-16 or UTF-32, b'")
 
@@ -304,3 +317,44 @@ def test_an_array_is_read_as_it_is_needed(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1e6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "got"),
+    [
+        ("a.jsonl", gzip.compress(b"{}"), "a gzip file. Let its name end in .gz."),
+        ("a.csv", bz2.compress(b"a"), "a bzip2 file. Let its name end in .bz2."),
+        ("a.json", b"PAR1....", "a Parquet file. Let its name end in .parquet."),
+        ("a.csv", b"PK\x03\x04....", "a zip file, as .xlsx files are. Unpack it; export a sheet of Excel as CSV."),
+        ("a.jsonl", b"\n<!DOCTYPE html><html>", "a web page. Download the file itself; a page may ask to log in."),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS to them. Fetch the file "),
+        ("a.jsonl.gz", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS to them. Fetch the "),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_named_by_what_it_is(tmp_path, name, content, got):
+    write(tmp_path / name, content)
+    with pytest.raises(DataError) as caught:
+        find_source(tmp_path / name, "train")
+    assert f"; got {got}" in str(caught.value)
+
+
+def test_line_ends_of_old_macs_are_named_and_rows_of_empty_cells_are_none(tmp_path):
+    path = write(tmp_path / "mac.csv", "prompt,label\ra,1\r")
+    assert error_of(path) == (
+        f"{path}:1: its lines must end as lines do today; got line ends of old Macs (\\r). "
+        "Save it with the usual ones, as tr '\\r' '\\n' does."
+    )
+    path = write(tmp_path / "excel.csv", "prompt,label\r\na,1\r\n,\r\n,\r\n")
+    assert [record for _, record in read(path)] == [{"prompt": "a", "label": "1"}]
+
+
+def test_the_answer_of_the_hubs_dataset_viewer_is_its_rows(tmp_path):
+    members = [{"row_idx": i, "row": row, "truncated_cells": []} for i, row in enumerate(ROWS)]
+    members.append({"row_idx": 2, "row": {"prompt": "a..."}, "truncated_cells": ["prompt"]})
+    answer = {"features": [{"name": "prompt"}], "rows": members, "num_rows_total": 3, "partial": False}
+    for indent in (None, 1):
+        path = write(tmp_path / "rows.json", json.dumps(answer, indent=indent))
+        (_, first), (_, second), (_, cut) = read(path)
+        assert [first, second] == ROWS
+        assert isinstance(cut, BadRow)
+        assert "cells must be whole; got ['prompt'] cut short by the viewer. Name the dataset by its" in str(cut)
