@@ -183,7 +183,7 @@ FIXED = {
 
 
 # Other work on the machine is no failure, nor that many drawn settings contradict each other.
-@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@hypothesis_settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(flat=st.fixed_dictionaries({name: values_of(item) for name, item in settings().items()}))
 def test_run_yaml_starts_the_same_run(tmp_path_factory, flat):
     flat = {**flat, **FIXED, "train_batch_size": max(2, flat["train_batch_size"])}

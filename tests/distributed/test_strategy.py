@@ -156,10 +156,10 @@ def bf16_run(folder, zero_stage):
         batch=4,
         micro=2,
         lr=5e-7,
-        steps=30,
+        steps=10,
         param_dtype="bf16",
     )
-    trainer.fit(quiet_args(folder, 30))
+    trainer.fit(quiet_args(folder, 10))
     masters = gather_weights(trainer.model.module.model, torch.float32)
     return masters["model.norm.weight"] if masters else None
 
@@ -169,7 +169,7 @@ def test_bfloat16_trains_float32_masters_that_small_steps_do_move(zero_stage, tm
     norm_weight = run_ranks(bf16_run, 2, tmp_path, tmp_path / "out", zero_stage)[0]
     moved = (norm_weight - 1.0).abs()
     assert norm_weight.dtype == torch.float32
-    assert 1e-6 < float(moved.max()) < 2e-5  # 30 steps of 5e-7: bfloat16 itself would stay at 1.0
+    assert 1e-6 < float(moved.max()) < 1e-5  # 10 steps of 5e-7: bfloat16 itself would stay at 1.0
 
 
 def start_with_a_stale_lock(folder):
