@@ -33,6 +33,7 @@ from openkto.config.foreign_flags import advice_on
 from openkto.config.run_file import describe, run_file_of, settings_of_run
 from openkto.config.values import Given, Raw, convert, is_list, kind_of, rule
 from openkto.errors import ConfigError
+from openkto.process.limits import kind_of_file
 
 Command = Literal["train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
 
@@ -255,6 +256,9 @@ def _read_yaml(path: str) -> dict[str, Given]:
     wins over an earlier one of the same name.
     """
     try:
+        kind = kind_of_file(Path(path))
+        if kind is not None:
+            raise ConfigError(f"--config: must be a plain file; got {path!r}, {kind}. Write it to a file.")
         root = yaml.compose(Path(path).read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(f"--config: must be a YAML file; got {path!r} ({error.strerror}). Check the path.") from None

@@ -162,16 +162,23 @@ def _file(path: Path, name: str = "") -> Part:
     if file.container not in READERS or (file.compression and file.container not in TEXT_CONTAINERS):
         got = shorten(file.container + file.compression)
         raise data_error(file.name, f"a data file's name must end in one of {SUFFIXES}", got, "Convert the file.")
+    _check_readable(path)
+    check_first_bytes(file)
+    return Part(file.name, file=file)
+
+
+def _check_readable(path: Path) -> None:
+    """See that a file can be read to its end, or that a folder is there; raises DataError."""
     try:
         kind = kind_of_file(path)
         if kind is not None:
             raise data_error(str(path), "must be a plain file, which can be read twice", kind, "Write it to a file.")
-        check_first_bytes(file)
+        if path.is_file():
+            path.open("rb").close()
     except OSError as error:
         raise data_error(
             str(path), "must be readable", error.strerror or "an error", "Check its permissions."
         ) from None
-    return Part(file.name, file=file)
 
 
 def _missing(path: Path, name: str) -> Exception:
@@ -194,6 +201,8 @@ def _folder(path: Path, name: str, split: str, subset: str | None) -> tuple[Part
             rule = "a folder must hold data files, or have been written by datasets' save_to_disk"
             raise data_error(name, rule, "neither", f"Pass a file ({SUFFIXES}).")
         return tuple(_file(file) for file in found)
+    for file in sorted(path.rglob("*")):
+        _check_readable(file)
     # The library raises whatever its parts raise (JSON, Arrow, missing files), so the list of types is open.
     try:
         loaded = datasets.load_from_disk(str(path))

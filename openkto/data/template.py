@@ -11,12 +11,13 @@ from typing import Any
 
 from openkto.data.messages import Message
 from openkto.data.problems import BadRow, shorten
-from openkto.process.limits import ROW_CHARACTERS, time_limit
+from openkto.process.limits import ROW_CHARACTERS, TooLargeError, memory_limit, time_limit
 
 FIRST, SECOND, THIRD = "qz1zq", "qz2zq", "qz3zq"
 ASKED: list[Message] = [{"role": "user", "content": FIRST}]
 ANSWERED: list[Message] = [*ASKED, {"role": "assistant", "content": SECOND}]
 ASKED_AGAIN: list[Message] = [*ANSWERED, {"role": "user", "content": THIRD}]
+RULE_OF_SIZE = f"the chat template must render at most {ROW_CHARACTERS:,} characters, more than any model takes"
 DIRECTIVES = "aAwdbBmyYHIpMSjUW"
 
 
@@ -61,7 +62,7 @@ class ChatTemplate:
         """
         # Templates are programs of the model's author: on messages that they do not expect they raise anything.
         try:
-            with time_limit():
+            with time_limit(), memory_limit():
                 text = self._tokenizer.apply_chat_template(
                     messages,
                     tools=tools,
@@ -72,13 +73,14 @@ class ChatTemplate:
                     return_dict=False,
                     **(kwargs or {}),
                 )
+        except TooLargeError as error:
+            raise BadRow(place, "too large", RULE_OF_SIZE, str(error)) from None
         except Exception as error:
             rule = "the messages must be ones that the tokenizer's chat template takes"
             raise BadRow(place, "chat template", rule, f"{type(error).__name__}: {shorten(str(error))}") from None
         assert isinstance(text, str), "apply_chat_template(tokenize=False) returns text"
         if len(text) > ROW_CHARACTERS:
-            rule = f"the chat template must render at most {ROW_CHARACTERS:,} characters, more than any model takes"
-            raise BadRow(place, "too large", rule, f"{len(text):,}")
+            raise BadRow(place, "too large", RULE_OF_SIZE, f"{len(text):,}")
         return text
 
     @cached_property

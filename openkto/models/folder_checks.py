@@ -9,6 +9,7 @@ from openkto.errors import ConfigError
 from openkto.process.limits import kind_of_file
 
 READ = (".json", ".safetensors", ".bin", ".model", ".jinja", ".txt", ".py")
+TEMPLATES = "additional_chat_templates"
 TRAINABLE_METHODS = ("bitsandbytes",)  # frozen below LoRA
 
 
@@ -21,7 +22,7 @@ def check_files(pretrain: str) -> None:
     if not os.path.isdir(pretrain):
         return
     try:
-        for path in sorted(Path(pretrain).iterdir()):
+        for path in sorted([*Path(pretrain).iterdir(), *Path(pretrain, TEMPLATES).glob("*")]):
             if path.suffix not in READ:
                 continue
             kind = kind_of_file(path)

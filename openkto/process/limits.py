@@ -1,10 +1,14 @@
 """Bounds on what strangers' files make a run do: time, size, and a library that gives up in its own way."""
 
 import contextlib
+import ctypes
+import os
 import re
+import resource
 import signal
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -13,6 +17,8 @@ from types import FrameType
 ROW_CHARACTERS = 5_000_000
 # What takes milliseconds, such as rendering a row or matching a name; of the process's own time, not the clock's.
 SECONDS = 10.0
+# What rendering a row takes at most: many times the longest row's text.
+MEMORY_BYTES = 2**29
 KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -25,11 +31,15 @@ class OutOfTimeError(Exception):
     """Something took longer than it may."""
 
 
+class TooLargeError(Exception):
+    """Something took more memory than it may."""
+
+
 @contextlib.contextmanager
 def time_limit(seconds: float = SECONDS) -> Iterator[None]:
     """End what runs inside, Python code or a regular expression, once it has computed for so long.
 
-    Signals reach the main thread only, so other threads have no limit.
+    Signals reach the main thread only; in others Python code ends, and a regular expression does not.
 
     Raises:
         OutOfTimeError: inside.
@@ -39,7 +49,11 @@ def time_limit(seconds: float = SECONDS) -> Iterator[None]:
         raise OutOfTimeError(f"no end after {seconds:g} s")
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        try:
+            with _watched(threading.get_ident(), seconds):
+                yield
+        except OutOfTimeError:
+            raise OutOfTimeError(f"no end after {seconds:g} s") from None
         return
     earlier = signal.signal(signal.SIGVTALRM, ring)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
@@ -48,6 +62,52 @@ def time_limit(seconds: float = SECONDS) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, earlier)
+
+
+@contextlib.contextmanager
+def _watched(ident: int, seconds: float) -> Iterator[None]:
+    """Let another thread raise OutOfTimeError in this one, between two instructions, once it has computed so long."""
+    clock = time.pthread_getcpuclockid(ident)
+    end = time.clock_gettime(clock) + seconds
+    lock, done = threading.Lock(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(max(0.01, end - time.clock_gettime(clock))):
+            with lock:
+                if not done.is_set() and time.clock_gettime(clock) >= end:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(OutOfTimeError))
+                    return
+
+    threading.Thread(target=watch, daemon=True, name="time limit").start()
+    try:
+        yield
+    finally:
+        with lock:
+            done.set()
+
+
+@contextlib.contextmanager
+def memory_limit(more: int = MEMORY_BYTES) -> Iterator[None]:
+    """End what runs inside when the process would need so many bytes more than it has.
+
+    Raises:
+        TooLargeError: inside.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _address_space() + more
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    try:
+        yield
+    except MemoryError:
+        raise TooLargeError(f"more than {more / 2**20:.0f} MiB of memory") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _address_space() -> int:
+    """Return the bytes that this process has mapped."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def match_in_time(pattern: str, texts: list[str], seconds: float = SECONDS) -> str | None:

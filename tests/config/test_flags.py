@@ -1,6 +1,7 @@
 """The command line and the YAML file: what is accepted, and the sentence for everything else."""
 
 import contextlib
+import os
 import subprocess
 import sys
 
@@ -432,6 +433,11 @@ def test_a_file_that_is_no_text_is_named(tmp_path, monkeypatch):
     assert refusal("--config", str(tmp_path)) == (
         f"--config: must be a YAML file; got {str(tmp_path)!r} (Is a directory). Check the path."
     )
+    os.mkfifo("pipe")
+    assert refusal("--config", "pipe") == (
+        "--config: must be a plain file; got 'pipe', a named pipe. Write it to a file."
+    )
+    assert refusal("--ds_config", "pipe") == "--ds_config: must be a JSON file; got 'pipe', no file. Check the path."
 
 
 def test_save_path_may_not_be_a_file(tmp_path, monkeypatch):

@@ -2,10 +2,12 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
 
+import datasets
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
@@ -47,11 +49,19 @@ def test_long_rows_are_written_in_small_batches_with_the_same_result(tmp_path, m
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
+TOO_LONG = "the chat template must render at most 5,000,000 characters, more than any model takes; got"
+
+
 @pytest.mark.parametrize(
     ("template", "rule"),
     [
         (ENDLESS, "the messages must be ones that the tokenizer's chat template takes; got OutOfTimeError: "),
-        ("{{ 'a' * 6000000 }}", "the chat template must render at most 5,000,000 characters, more than any model "),
+        ("{{ 'a' * 6000000 }}", f"{TOO_LONG} 6,000,001"),
+        ("{{ messages[0]['content'] * 1000000000 }}", f"{TOO_LONG} more than 512 MiB of memory"),
+        (
+            "{% set n = namespace(a='abc') %}{% for i in range(30) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+            f"{TOO_LONG} more than 512 MiB of memory",
+        ),
     ],
 )
 def test_a_template_without_an_end_or_of_endless_text_is_one_sentence(tmp_path, template, rule, monkeypatch):
@@ -61,11 +71,12 @@ def test_a_template_without_an_end_or_of_endless_text_is_one_sentence(tmp_path, 
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = byte_tokenizer(chat_template="{{ messages[0]['content'] }}" + template)
-    started = time.process_time()
+    started, earlier = time.process_time(), resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(DataError) as error:
         UnpairedPreferenceDataset(path, tokenizer)
     assert rule in str(error.value)
     assert time.process_time() - started < 20
+    assert resource.getrlimit(resource.RLIMIT_AS) == earlier
 
 
 def panicking_tokenizer():
@@ -100,6 +111,39 @@ def test_a_named_pipe_or_a_device_among_the_data_is_refused_not_read(tmp_path):
     (tmp_path / "endless.jsonl").symlink_to("/dev/zero")
     with pytest.raises(DataError, match="got a device"):
         UnpairedPreferenceDataset(tmp_path / "endless.jsonl", byte_tokenizer())
+
+
+def test_a_named_pipe_in_a_saved_data_set_is_refused_not_read(tmp_path):
+    rows = [{"prompt": "a", "completion": "b", "label": True}]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    for path in (file, tmp_path / "saved/state.json"):
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(DataError, match=rf"{path}: must be a plain file, .* got a named pipe"):
+            UnpairedPreferenceDataset(tmp_path / "saved", byte_tokenizer(chat_template=None))
+        path.unlink()
+        path.write_bytes(content)
+    assert len(UnpairedPreferenceDataset(tmp_path / "saved", byte_tokenizer(chat_template=None))) == 1
+
+
+def test_a_thread_that_computes_too_long_ends_and_one_that_ends_in_time_is_left_alone():
+    said = []
+
+    def work():
+        with time_limit(0.5):
+            said.append("in time")
+        try:
+            with time_limit(0.1):
+                compute_for_ever()
+        except OutOfTimeError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(20)
+    assert said == ["in time", "no end after 0.1 s"]
 
 
 def compute_for_ever():

@@ -1,6 +1,7 @@
 """The DeepSpeed configuration, and a user's file laid over it."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -156,6 +157,9 @@ def test_what_deepspeed_would_refuse_or_pass_over_is_one_sentence_with_file_and_
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"--ds_config: must be a JSON file; got .* \(No such file or directory\)"):
         merge_user_config(computed(), str(tmp_path / "no.json"))
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(ConfigError, match=r"--ds_config: must be a plain file; got '.*/pipe\.json', a named pipe"):
+        merge_user_config(computed(), str(tmp_path / "pipe.json"))
 
 
 @pytest.mark.parametrize(

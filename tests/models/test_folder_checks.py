@@ -30,13 +30,20 @@ def refusal(call, *arguments) -> str:
     return message
 
 
+FILES = [
+    *("model-00002.safetensors", "tokenizer.model", "generation_config.json", "chat_template.jinja"),
+    "additional_chat_templates/tools.jinja",
+]
+
+
 def change(file, **values):
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-@pytest.mark.parametrize("name", ["model-00002.safetensors", "tokenizer.model", "generation_config.json"])
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("call", [load_config, load_tokenizer])
 def test_a_named_pipe_among_the_files_is_refused_not_waited_for(folder, name, call):
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     assert refusal(call, str(folder)) == (
