@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray, batch_bounds, epoch_order
 
-NEARBY = 256
+NEARBY, WIDER = 256, 4
 
 
 def pair_mismatched(prompt_keys_N: IntArray, completion_keys_N: IntArray) -> IntArray:
@@ -97,21 +97,29 @@ def _part(
     Args:
         larger_N: the keys of the kind with the largest group, which `partner_N` parts as far as can be.
     """
-    is_bad_N = collisions(prompt_keys_N, completion_keys_N, partner_N)
-    holder_N, taker_N = np.argsort(partner_N), np.empty_like(partner_N)
+    exchange = _Exchange(partner_N, prompt_keys_N, completion_keys_N)
+    is_bad_N, everywhere = exchange.is_bad_N, np.arange(len(partner_N))
+    is_open_N = np.ones(len(partner_N), dtype=np.bool_)
+    hopeless: set[int] = set()
     rows = np.flatnonzero(is_bad_N)
     # What a group of over half the batch keeps to itself cannot be helped, as a rule: such rows come last.
     for i in rows[np.argsort(larger_N[rows] == larger_N[partner_N[rows]], kind="stable")].tolist():
         if np.count_nonzero(is_bad_N) == fewest:
             break
-        # Most exchanges are found nearby; a look at all partners for each row would take minutes for a large set.
-        for width in (min(NEARBY, len(partner_N)), len(partner_N)) if is_bad_N[i] else ():
-            unseen = (np.arange(width) + i) % len(partner_N)
-            end = _chain(i, unseen, holder_N, is_bad_N, taker_N, prompt_keys_N, completion_keys_N)
-            if end is not None:
-                changed = _exchange(i, end, partner_N, holder_N, taker_N)
-                is_bad_N[changed] = collisions(prompt_keys_N, completion_keys_N, partner_N, changed)
+        # Most exchanges are found near the row or its partner; to look at all partners for each row would take minutes
+        # for a large set, so the look widens.
+        width, seen = NEARBY, None
+        while is_bad_N[i] and int(exchange.both_N[i]) not in hopeless:
+            starts = [i] if width >= len(partner_N) else [i, partner_N[i]]
+            unseen = np.concatenate([(everywhere[:width] + start) % len(partner_N) for start in starts])
+            seen = exchange.along_chain(i, unseen[is_open_N[unseen]])
+            if width >= len(partner_N):
                 break
+            width *= WIDER
+        if is_bad_N[i] and seen is not None:
+            # What can be reached from a row that finds no end leads to none in any later search either.
+            is_open_N[seen] = False
+            hopeless.add(int(exchange.both_N[i]))
     bad = np.flatnonzero(is_bad_N).tolist()
     for i in bad:
         other = next((k for k in bad if k != i), i)
@@ -119,46 +127,65 @@ def _part(
             partner_N[[i, other]] = partner_N[[other, i]]
 
 
-def _chain(
-    i: int,
-    unseen: IntArray,
-    holder_N: IntArray,
-    is_bad_N: NDArray[np.bool_],
-    taker_N: IntArray,
-    prompt_keys_N: IntArray,
-    completion_keys_N: IntArray,
-) -> int | None:
-    """Return the end of a chain of exchanges that gives row i a partner without collision, or None.
+class _Exchange:
+    """Exchanges partners among the rows of a batch, in place, along chains.
 
     The shortest augmenting path of bipartite matching: i takes a partner from a row that takes another's, and so on up
-    to a partner that collides with its holder. `taker_N` gets who takes what.
-
-    Args:
-        unseen: the partners to look through.
-        holder_N: whose each partner is.
+    to a partner that collides with its holder.
     """
-    rows = [i]
-    for row in rows:
-        fits = prompt_keys_N[unseen] != prompt_keys_N[row]
-        fits &= completion_keys_N[unseen] != completion_keys_N[row]
-        found, unseen = unseen[fits], unseen[~fits]
-        taker_N[found] = row
-        free = found[is_bad_N[holder_N[found]]]
-        if len(free):
-            return int(free[0])
-        rows.extend(holder_N[found].tolist())
-    return None
 
+    def __init__(self, partner_N: IntArray, prompt_keys_N: IntArray, completion_keys_N: IntArray) -> None:
+        self.partner_N, self.holder_N = partner_N, np.argsort(partner_N)
+        self.taker_N = np.empty_like(partner_N)
+        self.prompt_keys_N, self.completion_keys_N = prompt_keys_N, completion_keys_N
+        self.is_bad_N = collisions(prompt_keys_N, completion_keys_N, partner_N)
+        prompts_N, completions_N = (np.unique(k, return_inverse=True)[1] for k in (prompt_keys_N, completion_keys_N))
+        self.both_N = np.unique(prompts_N * len(partner_N) + completions_N, return_inverse=True)[1]
+        # Keys from 0 on, how often each is unseen (zeros between looks), and what that says of partners that fit.
+        self.counted = [
+            (k, np.zeros(len(k), dtype=np.int64), n)
+            for k, n in ((prompts_N, -1), (completions_N, -1), (self.both_N, 1))
+        ]
 
-def _exchange(i: int, end: int, partner_N: IntArray, holder_N: IntArray, taker_N: IntArray) -> list[int]:
-    """Make a chain's exchanges, in place; the holder of its end gets what i gives up. Return the rows changed."""
-    given_up, last = int(partner_N[i]), int(holder_N[end])
-    changed = [last]
-    while changed[-1] != i or len(changed) == 1:
-        row = int(taker_N[end])
-        before = int(partner_N[row])
-        partner_N[row], holder_N[end], end = end, row, before
-        changed.append(row)
-    if last != i:
-        partner_N[last], holder_N[given_up] = given_up, last
-    return changed
+    def along_chain(self, i: int, unseen: IntArray) -> IntArray | None:
+        """Give row i a partner without collision if a chain leads to one; return the partners seen where none does.
+
+        Args:
+            unseen: the partners to look through.
+        """
+        all_unseen, queue = unseen, np.array([i])
+        while len(queue := self._that_reach(unseen, queue)):
+            row, queue = queue[0], queue[1:]
+            fits = self.prompt_keys_N[unseen] != self.prompt_keys_N[row]
+            fits &= self.completion_keys_N[unseen] != self.completion_keys_N[row]
+            found, unseen = unseen[fits], unseen[~fits]
+            self.taker_N[found] = row
+            holders = self.holder_N[found]
+            free = found[self.is_bad_N[holders]]
+            if len(free):
+                self._exchange(i, int(free[0]))
+                return None
+            queue = np.concatenate([queue, holders])
+        return np.setdiff1d(all_unseen, unseen, assume_unique=True)
+
+    def _that_reach(self, unseen: IntArray, rows: IntArray) -> IntArray:
+        """Return the rows, in their order, that some unseen partner fits."""
+        reached = np.full(len(rows), len(unseen))
+        for keys_N, counts, sign in self.counted:
+            np.add.at(counts, keys_N[unseen], 1)
+            reached += sign * counts[keys_N[rows]]
+            counts[keys_N[unseen]] = 0
+        return rows[reached > 0]
+
+    def _exchange(self, i: int, end: int) -> None:
+        """Make a chain's exchanges; the holder of its end gets what i gives up."""
+        given_up, last = int(self.partner_N[i]), int(self.holder_N[end])
+        changed = [last]
+        while changed[-1] != i or len(changed) == 1:
+            row = int(self.taker_N[end])
+            before = int(self.partner_N[row])
+            self.partner_N[row], self.holder_N[end], end = end, row, before
+            changed.append(row)
+        if last != i:
+            self.partner_N[last], self.holder_N[given_up] = given_up, last
+        self.is_bad_N[changed] = collisions(self.prompt_keys_N, self.completion_keys_N, self.partner_N, changed)

@@ -96,3 +96,16 @@ def test_a_set_of_many_collisions_takes_no_minute():
     started = time.perf_counter()
     assert count(prompts, answers, pair_mismatched(prompts, answers)) == 0
     assert time.perf_counter() - started < 20  # 1 s on a quiet core
+
+
+@pytest.mark.parametrize(
+    ("n", "prompt_share", "answer_share"), [(20_000, 0.7, 0.2), (3_000, 0.7, 0.7), (8_000, 0.5, 0.5)]
+)
+def test_a_set_in_which_one_prompt_and_one_answer_dominate_takes_no_minute(n, prompt_share, answer_share):
+    random = np.random.default_rng(0)
+    prompts, answers = (
+        np.where(random.random(n) < share, 0, np.arange(1, n + 1)) for share in (prompt_share, answer_share)
+    )
+    started = time.process_time()
+    assert count(prompts, answers, pair_mismatched(prompts, answers)) == fewest_collisions(prompts, answers)
+    assert time.process_time() - started < 5  # below 1 s on a quiet core
