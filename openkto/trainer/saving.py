@@ -189,15 +189,19 @@ class RunSaver:
             return True
         self.watchdog.phase(f"saving a checkpoint at step {run.step}", is_saving=True)
         state, arrays = self._contents(run, reporter, rng_state(self.strategy.device), self._loss_scale())
-        is_saved = self.checkpoints.save(
-            self.engine,
-            run.step,
-            state,
-            arrays,
-            moving_reference=self.moving_reference,
-            write_copy=self.write_copy,
-            best_step=run.best_step,
-        )
+        # A later save makes good for one that fails, but not for that of the best step: it is tried once more.
+        for _ in range(2 if run.best_step == run.step else 1):
+            is_saved = self.checkpoints.save(
+                self.engine,
+                run.step,
+                state,
+                arrays,
+                moving_reference=self.moving_reference,
+                write_copy=self.write_copy,
+                best_step=run.best_step,
+            )
+            if is_saved:
+                break
         self.last_save = time.monotonic()
         return is_saved
 

@@ -450,6 +450,29 @@ def test_the_best_evaluation_is_saved_and_stays(tmp_path):
     assert layout.checkpoints_in(root) == ["global_step6", f"global_step{best}"]
 
 
+def train_where_each_first_write_fails(folder):
+    """Train on a disk that fails once at each checkpoint's manifest; return the step of the best evaluation."""
+    write, failed = checkpoint.write_manifest, set()
+
+    def fail_once(place, *rest):
+        if place.name not in failed:
+            failed.add(place.name)
+            raise OSError(5, "Input/output error")
+        write(place, *rest)
+
+    checkpoint.write_manifest = fail_once
+    trainer, _ = prepared(0, eval_rows=token_rows([True, False, True, False], seed=9), lr=0.03)
+    trainer.fit(quiet_args(folder, STEPS, eval_steps=1, keep_best="rewards/margins"))
+    return trainer.run.best_step
+
+
+def test_the_best_step_is_saved_although_the_disk_fails_once_at_it(tmp_path):
+    best = run_ranks(train_where_each_first_write_fails, 1, tmp_path, tmp_path / "a")[0]
+    root = tmp_path / "a/checkpoints"
+    assert layout.pointed_to(root, "best") == f"global_step{best}"
+    assert f"global_step{best}" in layout.checkpoints_in(root)
+
+
 def starts_until_done(folder):
     """Start again and again under a time limit that is over before the first forward; return the steps made."""
     steps = []
