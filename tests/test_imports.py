@@ -14,7 +14,7 @@ ALLOWED = {
     "errors": set(),
     "process": set(),
     "files": {"process"},
-    "config": {"files"},
+    "config": {"files", "process"},
     "batches": {"config"},
     "data": {"batches", "config", "files", "process"},
     "models": {"config", "files", "process"},
