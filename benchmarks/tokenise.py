@@ -11,7 +11,7 @@ import argparse
 import csv
 import json
 import multiprocessing
-import resource
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -57,11 +57,17 @@ def write_file(folder: Path, form: str, count: int) -> Path:
 def measure(path: Path, model: str | None, cache: Path) -> tuple[float, float]:
     """Return the seconds that rows take to be there, and by how many MiB the process grew."""
     tokenizer = load_tokenizer(model) if model else byte_tokenizer()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mib()
     started = time.perf_counter()
     UnpairedPreferenceDataset(path, tokenizer, cache_dir=cache)
     seconds = time.perf_counter() - started
-    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return seconds, peak_mib() - before
+
+
+def peak_mib() -> float:
+    """Return this program's highest resident memory; getrusage would count its parent's, too."""
+    (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    return int(line) / 1024
 
 
 if __name__ == "__main__":

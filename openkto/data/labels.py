@@ -8,6 +8,7 @@ and --label_threshold say themselves what values mean.
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 
 import numpy as np
 
@@ -38,8 +39,10 @@ _NUMBERS: dict[float, tuple[bool, set[str]]] = {
 _TEXTS = {
     **{text: (True, {BOOLEANS}) for text in ("true", "t")},
     **{text: (False, {BOOLEANS}) for text in ("false", "f")},
-    **{text: _NUMBERS[round(float(text))] for text in ("1", "+1", "1.0", "0", "0.0", "-1", "-1.0")},
 }
+# Of a table of text: a minus may be the long one, and a decimal point a comma.
+_DECIMAL = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 _WORDS = {word: True for word in DESIRABLE_WORDS} | {word: False for word in UNDESIRABLE_WORDS}
 _NOT_PART_OF_A_WORD = re.compile("[\\s_:-]|\ufe0f|[\U0001f3fb-\U0001f3ff]")
 RULE = (
@@ -66,6 +69,8 @@ class LabelReader:
         """Return whether a label says desirable, or None for a row to leave out; raises BadRow."""
         if isinstance(value, np.generic):
             value = value.item()
+        if isinstance(value, Decimal):
+            value = float(value)
         if self._meanings is not None:
             return self._mapped(place, value, self._meanings)
         if self._threshold:
@@ -95,13 +100,8 @@ class LabelReader:
     def _compared(self, place: str, value: object) -> bool | None:
         if value is None or value == "":
             return None
-        number = math.nan
-        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            try:
-                number = float(value)
-            except (ValueError, OverflowError):
-                number = math.nan
-        if math.isnan(number):
+        number = None if isinstance(value, bool) else as_number(value)
+        if number is None or math.isnan(number):
             raise BadRow(place, "label", "label must be a number to be read by --label_threshold", shorten(value))
         if number >= max(self._threshold):
             return True
@@ -116,7 +116,24 @@ def _plain(value: object) -> str:
     return "null" if value is None else str(value).strip().casefold()
 
 
+def as_number(value: object) -> float | None:
+    """Return a number, or that which a text is; None for what is none, and for one that may be read in two ways."""
+    if isinstance(value, str):
+        value = value.strip().replace("\u2212", "-")
+        if _DECIMAL.fullmatch(value) is None or _THOUSANDS.fullmatch(value):
+            return None
+        value = value.replace(",", ".")
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
 def _cure(value: object) -> str:
+    if isinstance(value, dict) and value:
+        return f"Name the field inside it with a dot, as in --label_key label.{next(iter(value))}{OR_SKIP}"
     if isinstance(value, (int, float)):
         cure = "Read scores with --label_threshold, such as --label_threshold 4"
     elif isinstance(value, str) and value.strip():
@@ -136,5 +153,8 @@ def _meaning(value: object) -> tuple[bool, set[str]] | None:
     text = value.strip().casefold()
     if text in _TEXTS:
         return _TEXTS[text]
+    number = as_number(text)
+    if number is not None:
+        return _NUMBERS.get(number)
     word = _NOT_PART_OF_A_WORD.sub("", text)
     return (_WORDS[word], {WORDS}) if word in _WORDS else None

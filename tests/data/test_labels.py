@@ -1,5 +1,7 @@
 """Labels: what each value means, and one convention a file."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,8 @@ from openkto.data.problems import BadRow
     [
         (True, True), (False, False), ("true", True), ("False", False), (" TRUE ", True),
         (1, True), (0, False), (-1, False), (1.0, True), (0.0, False), (-1.0, False),
-        ("1", True), ("0", False), ("-1", False), ("1.0", True),
+        ("1", True), ("0", False), ("-1", False), ("1.0", True), ("1.00", True), ("0,0", False), ("\u22121", False),
+        ("\uff11", True), (Decimal("0.0"), False),
         ("good", True), ("BAD", False), ("desirable", True), ("undesirable", False), ("chosen", True),
         ("rejected", False), ("Yes", True), ("no", False), ("up", True), ("down", False), ("positive", True),
         ("negative", False), ("like", True), ("dislike", False), ("thumbs_up", True), ("thumbs_down", False),
@@ -23,7 +26,9 @@ def test_a_label_says_what_it_says(value, expected):
     assert LabelReader().read("f:1", value) is expected
 
 
-@pytest.mark.parametrize("value", ["maybe", None, 0.5, 2, float("nan"), "", "2", [], {}, 10**400, b"1"])
+@pytest.mark.parametrize(
+    "value", ["maybe", None, 0.5, 2, float("nan"), "", "2", [], {}, 10**400, b"1", "1,000", "0_1", "1 0"]
+)
 def test_anything_else_is_an_error_with_its_place_and_value(value):
     with pytest.raises(BadRow) as caught:
         LabelReader().read("data/train.jsonl:17", value)
@@ -31,6 +36,21 @@ def test_anything_else_is_an_error_with_its_place_and_value(value):
     assert message.startswith("data/train.jsonl:17: label must be true or false, 1 or 0, 1 or -1, or a word such as")
     assert message.endswith(", or pass --on_bad_rows skip to leave such rows out.")
     assert caught.value.kind == "label"
+
+
+def test_a_label_that_is_an_object_is_named_by_the_field_inside_it():
+    with pytest.raises(BadRow, match=r"Name the field inside it with a dot, as in --label_key label\.score, or pass"):
+        LabelReader().read("f:1", {"score": 1, "by": "me"})
+
+
+@pytest.mark.parametrize(("value", "expected"), [("4,5", True), ("3,9", False), (Decimal("4.0"), True), ("4e0", True)])
+def test_scores_are_numbers_however_they_are_written(value, expected):
+    assert LabelReader(threshold=(4.0,)).read("f:1", value) is expected
+
+
+def test_a_score_that_may_be_read_in_two_ways_is_a_bad_row():
+    with pytest.raises(BadRow, match="label must be a number to be read by --label_threshold; got '1,000'"):
+        LabelReader(threshold=(4.0,)).read("f:1", "1,000")
 
 
 def test_the_sentence_quotes_the_value():
