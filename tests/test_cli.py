@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from openkto.commands import evaluate, train
+from openkto.commands import build, evaluate, train
 from openkto.commands.data import evaluation_sets
 from openkto.commands.run import run
 from openkto.config.flags import parse
@@ -145,11 +145,11 @@ def test_a_signal_to_one_rank_ends_an_evaluation_on_all_between_two_forwards(pla
 def attention_lengths_of_an_evaluation(argv):
     config, _ = parse(argv, "evaluate")
     names, tokenizer = evaluate.find_models(config)
-    strategy = train.make_strategy(config)
+    strategy = build.make_strategy(config)
     strategy.setup_distributed()
-    loaders = list(train.make_eval_loaders(config, strategy, evaluation_sets(config, tokenizer)).values())
+    loaders = list(build.make_eval_loaders(config, strategy, evaluation_sets(config, tokenizer)).values())
     evaluate.load_models(config, strategy, names, {}, loaders, Watchdog(0, 0), StopRequest())
-    return [loader.attention_length for loader in loaders]
+    return [loader.layout.attention_length for loader in loaders]
 
 
 def test_an_evaluation_is_planned_with_the_cost_of_attention(place):

@@ -7,6 +7,7 @@ Shapes:  B = rows in a micro-batch, T = its longest row, P = its tokens, K = its
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,10 +23,23 @@ from openkto.errors import ConfigError, DataError
 MicroBatch = dict[str, Tensor]
 
 DEFAULT_ROWS = 8  # where neither limit is given
-# By how much a micro-batch may be larger where no activations are kept for a backward pass. It fills a GPU; a CPU gains
-# no speed by it, only memory to fill.
+# The factor for the micro-batches of no_grad forwards, which keep no activations. It fills a GPU; a CPU gains no speed,
+# only memory to fill.
 WITHOUT_GRADIENT = {"cuda": 4, "cpu": 1}
 DUMMY_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the models run rows: what the plan of micro-batches follows beside the user's limits."""
+
+    packed: bool = False  # laid end to end, so that padding costs nothing
+    attention_length: float = math.inf  # at which a row's attention costs as much as all else in the model
+    apart_at: tuple[int, ...] = ()  # tokens, rising: rows up to such a length and longer ones share no micro-batch
+    shared_by: int = 1  # ranks that run each micro-batch together, each an equal part of its tokens
+    larger_without_gradient: int = 1  # factor for the micro-batches of no_grad forwards
+    measured_tokens: int | None = None  # in a rank's part of a micro-batch, where that was measured
+    pad_token_id: int | None = None  # None is the data set's own
 
 
 class TokenRows(Protocol):
@@ -127,15 +141,10 @@ class KTODataLoader:
         dataset: the tokenised rows.
         train_batch_size: rows in a global batch; None takes the whole set in file order as one batch (evaluation).
         micro_train_batch_size: rows in a micro-batch at most; None is 8, or no limit beside the next.
-        max_tokens_per_micro_batch: tokens in a micro-batch at most, padding among them where rows are padded. Both
-            limits are for forwards that keep activations for a backward pass; see `larger_without_gradient`.
+        max_tokens_per_micro_batch: tokens in a micro-batch at most, padding among them where rows are padded; of one
+            of the ranks that share it. Both limits are for forwards that keep activations for a backward pass.
         needs_mismatched: whether to build the mismatched pairs; a loss without z_ref does without.
-        packed: whether the model lays rows end to end, so that padding costs nothing.
-        shared_by: how many ranks run each micro-batch together, each an equal part of its tokens: the limit of tokens
-            is of one of them.
-        attention_length: the length at which a row's attention costs as much as all else in the model.
-        apart_at: tokens, rising: rows up to such a length and longer ones never share a micro-batch.
-        larger_without_gradient: by how much micro-batches may be larger where no activations are kept.
+        packed, shared_by, larger_without_gradient: see `Layout`; what else it holds follows from the models.
         pin_memory: make batches that a GPU can fetch by itself.
     """
 
@@ -152,8 +161,6 @@ class KTODataLoader:
         needs_mismatched: bool = True,
         packed: bool = False,
         shared_by: int = 1,
-        attention_length: float = math.inf,
-        apart_at: tuple[int, ...] = (),
         larger_without_gradient: int = 1,
         pin_memory: bool = False,
     ) -> None:
@@ -166,13 +173,9 @@ class KTODataLoader:
         self.train_batch_size = train_batch_size
         self.shuffle = train_batch_size is not None
         self.micro_train_batch_size = micro_train_batch_size
-        self.max_tokens = max_tokens_per_micro_batch
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.needs_mismatched = needs_mismatched
-        self.packed = packed
-        self.shared_by = shared_by
-        self.attention_length = attention_length
-        self.apart_at = apart_at
-        self.larger_without_gradient = larger_without_gradient
+        self.layout = Layout(packed, shared_by=shared_by, larger_without_gradient=larger_without_gradient)
         self.pin_memory = pin_memory
         self.bounds = batch_bounds(len(dataset), train_batch_size or max(len(dataset), 1))
         self.epoch = 0
@@ -186,6 +189,11 @@ class KTODataLoader:
     def num_rows(self) -> int:
         """The rows in an epoch."""
         return len(self.dataset)
+
+    @property
+    def pad_token_id(self) -> int:
+        """The id at the places that no token fills; any serves, since masks come from lengths."""
+        return self.dataset.pad_token_id if self.layout.pad_token_id is None else self.layout.pad_token_id
 
     @property
     def longest(self) -> int:
@@ -250,19 +258,24 @@ class KTODataLoader:
         no_limit = self.micro_train_batch_size is None and self.max_tokens is None
         return DEFAULT_ROWS if no_limit else self.micro_train_batch_size
 
+    @property
+    def max_tokens(self) -> int | None:
+        """The tokens in a rank's part of a micro-batch with gradient at most, or None for no limit."""
+        return self.max_tokens_per_micro_batch or self.layout.measured_tokens
+
     def plan(self, lengths_N: IntArray, *, with_gradient: bool) -> Plan:
         """Deal sequences to ranks and micro-batches under the limits; see `plan_micro_batches`."""
-        factor = 1 if with_gradient else self.larger_without_gradient
+        factor = 1 if with_gradient else self.layout.larger_without_gradient
         max_rows = None if self.max_rows is None else factor * self.max_rows
-        max_tokens = None if self.max_tokens is None else factor * self.max_tokens * self.shared_by
+        max_tokens = None if self.max_tokens is None else factor * self.max_tokens * self.layout.shared_by
         return plan_micro_batches(
             lengths_N,
             self.world_size,
             max_rows,
             max_tokens,
-            packed=self.packed,
-            attention_length=self.attention_length,
-            apart_at=self.apart_at,
+            packed=self.layout.packed,
+            attention_length=self.layout.attention_length,
+            apart_at=self.layout.apart_at,
         )
 
     def _batch(self, index_N: IntArray) -> RankBatch:
@@ -275,8 +288,19 @@ class KTODataLoader:
         lines = [sum(max(1, len(shares[rank])) for shares in plan) for rank in range(self.world_size)]
         slots, tokens = self._slots(plan, lengths_N), int(lengths_N.sum())
         if not self.needs_mismatched:
-            pairs = (np.empty(0, dtype=np.int64), 0, 0)
-            return RankBatch(matched, [], rows_N, *pairs, desirable, lines, tokens, 0, slots)
+            return RankBatch(
+                matched=matched,
+                mismatched=[],
+                rows=rows_N,
+                kl_rows=np.empty(0, dtype=np.int64),
+                same_prompt=0,
+                same_completion=0,
+                desirable_tokens=desirable,
+                matched_lines=lines,
+                matched_tokens=tokens,
+                mismatched_tokens=0,
+                slots=slots,
+            )
         prompts_N, completions_N = data.prompt_keys[index_N], data.completion_keys[index_N]
         partner_N = pair_mismatched(prompts_N, completions_N)
         same_prompt_N = prompts_N == prompts_N[partner_N]
@@ -285,29 +309,39 @@ class KTODataLoader:
         plan = self.plan(pair_lengths_N, with_gradient=False)
         shares_of_rank = [shares[self.rank] for shares in plan]
         mismatched = [self._mismatched(index_N[share], index_N[partner_N][share]) for share in shares_of_rank]
-        slots, others = slots + self._slots(plan, pair_lengths_N), int(pair_lengths_N.sum())
-        pairs = (rows_N[partner_N], int(same_prompt_N.sum()), int(same_completion_N.sum()))
-        return RankBatch(matched, mismatched, rows_N, *pairs, desirable, lines, tokens, others, slots)
+        return RankBatch(
+            matched=matched,
+            mismatched=mismatched,
+            rows=rows_N,
+            kl_rows=rows_N[partner_N],
+            same_prompt=int(same_prompt_N.sum()),
+            same_completion=int(same_completion_N.sum()),
+            desirable_tokens=desirable,
+            matched_lines=lines,
+            matched_tokens=tokens,
+            mismatched_tokens=int(pair_lengths_N.sum()),
+            slots=slots + self._slots(plan, pair_lengths_N),
+        )
 
     def _slots(self, plan: Plan, lengths_N: IntArray) -> int:
         """Return the places for tokens that all ranks' forwards of a plan run through."""
         shares = [lengths_N[share] for shares in plan for share in shares if len(share)]
-        sizes = [int(share.sum()) if self.packed else len(share) * int(share.max()) for share in shares]
+        sizes = [int(share.sum()) if self.layout.packed else len(share) * int(share.max()) for share in shares]
         sizes += [DUMMY_TOKENS] * (sum(map(len, plan)) - len(shares))
         # Tokens are shared evenly.
-        return sum(size + -size % self.shared_by for size in sizes)
+        return sum(size + -size % self.layout.shared_by for size in sizes)
 
     def _matched(self, index: IntArray) -> MicroBatch:
         data = self.dataset
         rows = [data[int(i)] for i in index]
         sequences = [data.cut(r["prompt_ids"], r["completion_ids"], r["completion_mask"]) for r in rows]
-        return self._pinned(collate(sequences, rows, data.pad_token_id))
+        return self._pinned(collate(sequences, rows, self.pad_token_id))
 
     def _mismatched(self, index: IntArray, partner: IntArray) -> MicroBatch:
         data = self.dataset
         pairs = [(data[int(i)], data[int(j)]) for i, j in zip(index, partner, strict=True)]
         sequences = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
-        batch = self._pinned(collate(sequences, [x for x, _ in pairs], data.pad_token_id))
+        batch = self._pinned(collate(sequences, [x for x, _ in pairs], self.pad_token_id))
         return {f"kl_{name}": tensor for name, tensor in batch.items()}
 
     def _pinned(self, micro_batch: MicroBatch) -> MicroBatch:

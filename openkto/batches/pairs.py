@@ -39,9 +39,10 @@ def cut_pairs(data: TokenRows, pairs_P2: IntArray) -> list[Sequence]:
     return [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in rows]
 
 
-def pair_batch(data: TokenRows, pairs_B2: IntArray) -> MicroBatch:
+def pair_batch(loader: KTODataLoader, pairs_B2: IntArray) -> MicroBatch:
     """Return the pairs as a micro-batch, with the prompts' labels and row numbers; no pairs give a dummy row."""
-    return collate(cut_pairs(data, pairs_B2), [data[int(i)] for i in pairs_B2[:, 0]], data.pad_token_id)
+    data = loader.dataset
+    return collate(cut_pairs(data, pairs_B2), [data[int(i)] for i in pairs_B2[:, 0]], loader.pad_token_id)
 
 
 def plan_pairs(loader: KTODataLoader, pairs_P2: IntArray) -> Plan:

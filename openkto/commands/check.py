@@ -5,6 +5,7 @@ import os
 import sys
 from typing import Any
 
+from openkto.commands.build import Models
 from openkto.commands.data import check_sets, evaluation_sets, stops_of_rows, training_set, weights_of_classes
 from openkto.commands.outlook import say_outlook
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
@@ -15,9 +16,7 @@ from openkto.models.loading import load_config
 log = logging.getLogger(__name__)
 
 
-def is_check(
-    config: RunConfig, options: RunOptions, models: tuple[str, str], tokenizer: Any, *, trains: bool = True
-) -> bool:
+def is_check(config: RunConfig, options: RunOptions, models: Models, tokenizer: Any, *, trains: bool = True) -> bool:
     """Return whether this start is to check or show the data and no more; the first rank has then done so.
 
     Args:
@@ -39,38 +38,38 @@ def is_check(
     return True
 
 
-def check_training(config: RunConfig, models: tuple[str, str], tokenizer: Any) -> list[Any]:
+def check_training(config: RunConfig, models: Models, tokenizer: Any) -> list[Any]:
     """Read the rows to train on, and say what there is to say of them, the models and the run."""
     log.info("models: %s", describe_models(config, models))
     if trains_adapter(config):
-        on = describe_adapter(models[0], config.lora, config.model.trust_remote_code)
+        on = describe_adapter(models.policy, config.lora, config.model.trust_remote_code)
         log.info("the adapter is on %s", on)
     rows = training_set(config, tokenizer)
     check_sets(config, models, [rows])
     weights_of_classes(config.loss, rows)
     say_outlook(config, rows)
-    stops_of_rows(rows, models[0], config.model.trust_remote_code)
+    stops_of_rows(rows, models.policy, config.model.trust_remote_code)
     return [rows]
 
 
-def check_evaluation(config: RunConfig, models: tuple[str, str], tokenizer: Any) -> list[Any]:
+def check_evaluation(config: RunConfig, models: Models, tokenizer: Any) -> list[Any]:
     """Read the sets to evaluate on, and say what there is to say of them."""
     sets = list(evaluation_sets(config, tokenizer).values())
     check_sets(config, models, sets)
     return sets
 
 
-def describe_models(config: RunConfig, models: tuple[str, str]) -> str:
+def describe_models(config: RunConfig, models: Models) -> str:
     """Say what is trained from what, against what."""
-    kind = load_config(models[0], config.model.trust_remote_code).model_type
+    kind = load_config(models.policy, config.model.trust_remote_code).model_type
     has_adapter = trains_adapter(config)
     trained = f"an adapter of rank {config.lora.lora_rank} on" if config.lora.lora_rank else "all parameters of"
-    if is_adapter_folder(models[0]):
+    if is_adapter_folder(models.policy):
         trained = "the adapter"
     if ref_is_adapter(config.model, has_adapter=has_adapter):
         reference = "the policy as it starts"
     elif may_be_cached(config, has_adapter=has_adapter) and config.model.ref_mode == "cached":
-        reference = f"{models[1]}, from the cache"
+        reference = f"{models.reference}, from the cache"
     else:
-        reference = models[1]
-    return f"trained: {trained} {models[0]} ({kind}); the reference: {reference}"
+        reference = models.reference
+    return f"trained: {trained} {models.policy} ({kind}); the reference: {reference}"

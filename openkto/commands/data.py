@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from openkto.batches.loader import check_pairable
+from openkto.commands.build import Models
 from openkto.commands.same_run import check_same_rows
-from openkto.config import DataConfig, LossConfig, RunConfig, eval_sets
+from openkto.config import LossConfig, RunConfig, eval_sets, settings_for
 from openkto.config.checks import label_meanings, template_kwargs
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.agreement import on_some_ranks
+from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import DataError
 from openkto.models.loading import check_fits, load_config, stop_token_ids
 
@@ -46,35 +48,27 @@ def few_pairs(count: int, what: str) -> str:
 def _read(
     sources: list[str], split: str, config: RunConfig, tokenizer: Any, probs: list[float] | None
 ) -> UnpairedPreferenceDataset:
-    data: DataConfig = config.data
+    data = config.data
+    settings = settings_for(UnpairedPreferenceDataset, data) | {
+        "dataset_probs": probs,
+        "label_map": label_meanings("--label_map", data.label_map),
+        "label_threshold": data.label_threshold or (),
+        "chat_template_kwargs": template_kwargs("--chat_template_kwargs", data.chat_template_kwargs),
+    }
     return UnpairedPreferenceDataset(
         sources,
         tokenizer,
-        data.max_len,
-        dataset_probs=probs,
         split=split,
-        max_samples=data.max_samples,
-        input_key=data.input_key,
-        output_key=data.output_key,
-        label_key=data.label_key,
-        label_map=label_meanings("--label_map", data.label_map),
-        label_threshold=data.label_threshold or (),
         subset=data.dataset_config,
         revision=data.dataset_revision,
-        input_template=data.input_template,
-        apply_chat_template=data.apply_chat_template,
-        template_date=data.template_date,
-        truncation=data.truncation,  # type: ignore[arg-type]  # checked by the parser
-        on_bad_rows=data.on_bad_rows,  # type: ignore[arg-type]
         cache_dir=data.data_cache_dir,
         seed=config.train.seed,
-        weight_key=data.weight_key,
-        chat_template_kwargs=template_kwargs("--chat_template_kwargs", data.chat_template_kwargs),
         end_token_ids=stop_token_ids(tokenizer.name_or_path),
+        **settings,
     )
 
 
-def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPreferenceDataset]) -> None:
+def check_sets(config: RunConfig, models: Models, sets: list[UnpairedPreferenceDataset]) -> None:
     """Check each set against the loss and the models that it will run through, policy and reference.
 
     Raises:
@@ -90,10 +84,6 @@ def check_sets(config: RunConfig, models: tuple[str, str], sets: list[UnpairedPr
             warning = check_fits(name, model_config, *rows.longest_and_largest())
             if warning is not None:
                 log.warning("warning: %s", warning)
-            if rows.pad_token_id >= model_config.get_text_config().vocab_size:
-                # A pad token added to the tokenizer alone; any id pads, since masks come from lengths.
-                log.info("the model has no embedding for the pad token's id %d: id 0 pads", rows.pad_token_id)
-                rows.pad_token_id = 0
 
 
 def stops_of_rows(rows: UnpairedPreferenceDataset, pretrain: str, trust_remote_code: bool) -> list[int]:
@@ -120,7 +110,7 @@ def stops_of_rows(rows: UnpairedPreferenceDataset, pretrain: str, trust_remote_c
 
 
 def read_sets(
-    config: RunConfig, strategy: Any, tokenizer: Any, models: tuple[str, str]
+    config: RunConfig, strategy: DeepspeedStrategy, tokenizer: Any, models: Models
 ) -> tuple[UnpairedPreferenceDataset, dict[str, UnpairedPreferenceDataset]]:
     """Return the rows to train on and the sets to evaluate on, made once a node and checked; all ranks must call it.
 
@@ -133,9 +123,9 @@ def read_sets(
 
 def read_evaluation_sets(
     config: RunConfig,
-    strategy: Any,
+    strategy: DeepspeedStrategy,
     tokenizer: Any,
-    models: tuple[str, str],
+    models: Models,
     rows: UnpairedPreferenceDataset | None = None,
 ) -> dict[str, UnpairedPreferenceDataset]:
     """Return the sets to evaluate on, likewise, and compare and check the training rows, if there are any, with them.
@@ -150,7 +140,7 @@ def read_evaluation_sets(
     return eval_rows
 
 
-def made_once_a_node(strategy: Any, make: Callable[[], T]) -> T:
+def made_once_a_node(strategy: DeepspeedStrategy, make: Callable[[], T]) -> T:
     """Let the first rank of each node make what is cached, then the others find it.
 
     Raises:

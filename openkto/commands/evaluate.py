@@ -1,16 +1,23 @@
 """`openkto evaluate`, `cli/evaluate_kto.py`: a policy against a reference on labelled rows, as a table and JSON."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openkto.config import RunConfig, is_adapter_folder, ref_is_adapter
 from openkto.config.flags import RunOptions, parse
 from openkto.errors import ConfigError, StopError
 from openkto.process.stops import StopRequest
+from openkto.process.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from openkto.commands.build import Models
+    from openkto.distributed.strategy import DeepspeedStrategy
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +33,6 @@ def main(argv: list[str]) -> None:
         log.info("%s", options.note)
     output = prepare_output(output_file(config, options))
     with StopRequest() as stop:
-        from openkto.process.watchdog import Watchdog
-
         settings, rank = config.checkpoint, int(os.environ.get("RANK", "0"))
         dog = Watchdog(settings.stall_minutes, rank, end_minutes=settings.stall_end_minutes, stop=stop, can_go_on=False)
         with dog as watchdog:
@@ -38,13 +43,13 @@ def main(argv: list[str]) -> None:
         log.info("the numbers are in %s", output)
 
 
-def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Any) -> dict[str, Any] | None:
+def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Watchdog) -> dict[str, Any] | None:
     """Return each set's metrics by its name, the same on every rank; None where data was only to be checked."""
+    from openkto.commands.build import make_eval_loaders, make_strategy, measure_micro_batches
     from openkto.commands.check import is_check
     from openkto.commands.data import read_evaluation_sets
     from openkto.commands.resume import on_one_day
     from openkto.commands.same_run import fetch_models, prints_of_models, settings_of
-    from openkto.commands.train import make_eval_loaders, make_strategy, measure_micro_batches
     from openkto.models.loss import KTOLoss
     from openkto.trainer.evaluation import evaluate_set
 
@@ -80,9 +85,9 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
     return results
 
 
-def find_models(config: RunConfig) -> tuple[tuple[str, str], Any]:
+def find_models(config: RunConfig) -> tuple[Models, Any]:
     """Return where the policy and the reference are to be loaded from, and the policy's tokenizer."""
-    from openkto.commands.train import load_tokenizer_of, model_names
+    from openkto.commands.build import Models, load_tokenizer_of, model_names
     from openkto.models.adapter import base_of
     from openkto.models.loading import check_same_vocabulary
 
@@ -91,34 +96,36 @@ def find_models(config: RunConfig) -> tuple[tuple[str, str], Any]:
         reference = base_of(pretrain)
     tokenizer = load_tokenizer_of(config, pretrain)
     check_same_vocabulary(tokenizer, reference, config.model.trust_remote_code)
-    return (pretrain, reference), tokenizer
+    return Models(pretrain, reference), tokenizer
 
 
 def load_models(
     config: RunConfig,
-    strategy: Any,
-    names: tuple[str, str],
+    strategy: DeepspeedStrategy,
+    names: Models,
     prints: dict[str, str],
     loaders: list[Any],
-    watchdog: Any,
+    watchdog: Watchdog,
     stop: StopRequest,
 ) -> tuple[Any, Any]:
     """Return the policy's engine and the reference, both checked, and tell the loaders how the policy runs rows."""
+    from openkto.commands.build import HEAD_TOLERANCE, check_reference, load_actor
     from openkto.commands.reference import cached_reference
     from openkto.commands.same_run import describe_models
-    from openkto.commands.train import HEAD_TOLERANCE, check_reference, load_actor
     from openkto.trainer.planning import plan_for
     from openkto.trainer.reference import make_reference
 
     cached = None
     if config.model.ref_mode == "cached":
-        cached = cached_reference(config, strategy, loaders, describe_models(names, prints), names[1], watchdog, stop)
-    is_own = ref_is_adapter(config.model, has_adapter=is_adapter_folder(names[0]))
+        cached = cached_reference(
+            config, strategy, loaders, describe_models(names, prints), names.reference, watchdog, stop
+        )
+    is_own = ref_is_adapter(config.model, has_adapter=is_adapter_folder(names.policy))
     watchdog.phase("loading the models")
     with strategy.model_loading():
-        actor = load_actor(config, names[0], strategy.load_dtype, trains=False)
+        actor = load_actor(config, names.policy, strategy.load_dtype, trains=False)
         needs_model = cached is None and not is_own
-        ref_actor = load_actor(config, names[1], strategy.load_dtype, trains=False) if needs_model else None
+        ref_actor = load_actor(config, names.reference, strategy.load_dtype, trains=False) if needs_model else None
     model, ref_model = strategy.prepare_frozen(actor), None
     with strategy.direct_forward(actor):
         actor.check_forward(HEAD_TOLERANCE[strategy.precision])
@@ -129,7 +136,7 @@ def load_models(
     return model, make_reference(model, actor, cached or ref_model, strategy)
 
 
-def stop_if_asked(strategy: Any, stop: StopRequest) -> None:
+def stop_if_asked(strategy: DeepspeedStrategy, stop: StopRequest) -> None:
     """End the command on all ranks, between two forwards, where any of them was asked to stop.
 
     Raises:

@@ -18,16 +18,16 @@ def main(argv: list[str]) -> None:
     config, options = parse(argv, "precompute_reference")
     for line in options.warnings:
         log.warning("warning: %s", line)
+    from openkto.commands.build import check_models, make_loaders, make_strategy, model_names
     from openkto.commands.check import is_check
     from openkto.commands.data import read_sets
     from openkto.commands.reference import fill_and_check, open_cache
     from openkto.commands.resume import identity_of_command, on_one_day
     from openkto.commands.same_run import fetch_models, settings_of
-    from openkto.commands.train import check_models, make_loaders, make_strategy, model_names
     from openkto.process.watchdog import Watchdog
 
     models = model_names(config)
-    tokenizer = check_models(config, *models)
+    tokenizer = check_models(config, models)
     strategy = make_strategy(config)
     if is_check(config, options, models, tokenizer):
         return
@@ -43,6 +43,6 @@ def main(argv: list[str]) -> None:
         identity = identity_of_command(config, strategy, rows, models)
         cache = open_cache(config, strategy, [loader, *eval_loaders.values()], identity)
         cache.look_up()
-        fill_and_check(cache, config, strategy, models[1], watchdog, stop)
+        fill_and_check(cache, config, strategy, models.reference, watchdog, stop)
         log.info("all %d pairs of the run are in %s", cache.num_needed, cache.folder)
         strategy.barrier()

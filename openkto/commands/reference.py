@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from openkto.batches.loader import KTODataLoader
-from openkto.commands.train import check_reference, load_actor, measure_micro_batches
+from openkto.commands.build import check_reference, load_actor, measure_micro_batches
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
+from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import ConfigError
 from openkto.models.loading import choose_attention
 from openkto.process.stops import StopRequest
+from openkto.process.watchdog import Watchdog
 from openkto.trainer.planning import plan_for
 from openkto.trainer.reference import CachedReference
 from openkto.trainer.reference_cache import ReferenceCache
@@ -25,11 +27,11 @@ FORMAT_VERSION = 1  # to be raised whenever the same pair of the same model gets
 
 def cached_reference(
     config: RunConfig,
-    strategy: Any,
+    strategy: DeepspeedStrategy,
     loaders: list[KTODataLoader],
     identity: dict[str, Any],
     model: str,
-    watchdog: Any,
+    watchdog: Watchdog,
     stop: StopRequest,
 ) -> CachedReference | None:
     """Return the cached reference, filled and checked, or nothing where the run takes another; all ranks must call it.
@@ -68,7 +70,7 @@ def cached_reference(
 
 
 def open_cache(
-    config: RunConfig, strategy: Any, loaders: list[KTODataLoader], identity: dict[str, Any]
+    config: RunConfig, strategy: DeepspeedStrategy, loaders: list[KTODataLoader], identity: dict[str, Any]
 ) -> ReferenceCache:
     """Return the cache of this run's reference, in a folder of everything beside tokens that its values depend on."""
     about = {
@@ -92,7 +94,12 @@ def open_cache(
 
 
 def fill_and_check(
-    cache: ReferenceCache, config: RunConfig, strategy: Any, model: str, watchdog: Any, stop: StopRequest
+    cache: ReferenceCache,
+    config: RunConfig,
+    strategy: DeepspeedStrategy,
+    model: str,
+    watchdog: Watchdog,
+    stop: StopRequest,
 ) -> None:
     """Load the reference, compare what is cached with it, compute what is missing, and let go of it again."""
     watchdog.phase("loading the reference")

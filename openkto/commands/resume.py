@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from openkto.batches.loader import KTODataLoader
+from openkto.commands.build import Models
 from openkto.commands.same_run import describe_models, prints_of_models
 from openkto.config import RunConfig, option_of, to_flat, with_resolved
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.template import uses_date
 from openkto.distributed.checkpoint import Checkpoints, Found
+from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.tensor_parallel import split_of
 from openkto.models.export import RECORDS_BYTES
 from openkto.models.model_files import problem_with_model
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 ADAM_BYTES = 12  # a parameter's float32 master copy and two moments
 
 
-def on_one_day(config: RunConfig, strategy: Any, tokenizer: Any, found: Found | None = None) -> RunConfig:
+def on_one_day(config: RunConfig, strategy: DeepspeedStrategy, tokenizer: Any, found: Found | None = None) -> RunConfig:
     """Return the configuration with the day that the chat template is to print, where it prints today's date.
 
     A run keeps the day on which it first started: its rows are the same on all ranks, in every start. All ranks must
@@ -50,7 +52,7 @@ def on_one_day(config: RunConfig, strategy: Any, tokenizer: Any, found: Found | 
 
 
 def identity_of_command(
-    config: RunConfig, strategy: Any, rows: UnpairedPreferenceDataset, models: tuple[str, str]
+    config: RunConfig, strategy: DeepspeedStrategy, rows: UnpairedPreferenceDataset, models: Models
 ) -> dict[str, Any]:
     """Return what the command line says a run is; the trainer adds what it knows itself. All ranks must call it.
 

@@ -8,15 +8,15 @@ import os
 import socket
 from typing import Any
 
+from openkto.commands.build import Models
 from openkto.config import RunConfig, eval_sets, option_of, policy_name, reference_name, to_flat, trains_adapter
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.agreement import check_all_agree, on_some_ranks
+from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.models.adapter import base_of
 from openkto.models.fingerprint import fetch, model_fingerprint
 from openkto.report.environment import versions
 from openkto.trainer.identity import in_words
-
-Models = tuple[str, str]  # where the policy and the reference are loaded from
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def check_same_rows(
-    strategy: Any, rows: UnpairedPreferenceDataset | None, eval_rows: dict[str, UnpairedPreferenceDataset]
+    strategy: DeepspeedStrategy, rows: UnpairedPreferenceDataset | None, eval_rows: dict[str, UnpairedPreferenceDataset]
 ) -> None:
     """Compare what the ranks have read; all ranks must call it.
 
@@ -41,7 +41,7 @@ def check_same_rows(
     check_all_agree(strategy, own)
 
 
-def fetch_models(strategy: Any, models: Models) -> None:
+def fetch_models(strategy: DeepspeedStrategy, models: Models) -> None:
     """Bring models with Hub names into the local cache, once a node, so that all ranks load the same files.
 
     Raises:
@@ -50,7 +50,7 @@ def fetch_models(strategy: Any, models: Models) -> None:
     on_some_ranks(strategy, lambda: fetch(_parts(models)), is_mine=strategy.local_rank == 0)
 
 
-def prints_of_models(strategy: Any, models: Models, *, is_needed: bool = True) -> dict[str, str]:
+def prints_of_models(strategy: DeepspeedStrategy, models: Models, *, is_needed: bool = True) -> dict[str, str]:
     """Return each model's and each adapter's base's fingerprint, compared over all ranks, which must call it.
 
     What several ranks of a node have under one name is read by the first of them.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +85,16 @@ def from_flat(values: dict[str, Any]) -> RunConfig:
 def to_flat(config: RunConfig) -> dict[str, Any]:
     """Return every setting by its flat name: what trackers show and `run.yaml` holds."""
     return {key: value for section in dataclasses.asdict(config).values() for key, value in section.items()}
+
+
+def settings_for(takes: Callable[..., Any], *sections: Any) -> dict[str, Any]:
+    """Return the settings of the sections that a class or function takes, as its keyword arguments.
+
+    Args:
+        takes: its parameters, or some of them, have settings' names, and mean the same.
+    """
+    names = inspect.signature(takes).parameters
+    return {name: value for section in sections for name, value in vars(section).items() if name in names}
 
 
 def with_resolved(config: RunConfig, **values: Any) -> RunConfig:

@@ -8,7 +8,7 @@ import gc
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import deepspeed
 import deepspeed.utils.groups as groups
@@ -61,6 +61,9 @@ def _one_hpz_group() -> Iterator[None]:
         yield
     finally:
         groups._create_zero_param_parallel_group = make
+
+
+Schedule = TypeVar("Schedule", bound=LRScheduler)
 
 
 class StepResult(NamedTuple):
@@ -271,8 +274,8 @@ class DeepspeedStrategy:
         return not problems
 
     def prepare(
-        self, training: tuple[Any, Optimizer, LRScheduler], ref_model: Any = None
-    ) -> tuple[tuple[Any, Optimizer, LRScheduler], Any]:
+        self, training: tuple[Any, Optimizer, Schedule], ref_model: Any = None
+    ) -> tuple[tuple[Any, Optimizer, Schedule], Any]:
         """Return ((engine, optimizer, scheduler), reference), made of `Actor`s for this device and ZeRO stage.
 
         The scheduler stays ours: it advances with applied updates alone.

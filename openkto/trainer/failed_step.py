@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from openkto.batches.loader import RankBatch, TokenRows
-from openkto.trainer.forwards import BeforeGradient, Strategy
+from openkto.trainer.forwards import BeforeGradient, Columns, Strategy, gather_columns
 
 log = logging.getLogger(__name__)
-
-COLUMNS = ("row", "log_prob", "log_ratio", "is_desirable", "weight", "scored_tokens")
 
 
 def write_failed_step(
@@ -27,7 +23,7 @@ def write_failed_step(
     strategy: Strategy,
     rows: TokenRows,
     batch: RankBatch,
-    parts: list[Tensor],
+    parts: list[Columns],
     before: BeforeGradient,
     facts: dict[str, Any],
 ) -> None:
@@ -38,7 +34,7 @@ def write_failed_step(
         parts: what `row_columns` made of each matched micro-batch.
         facts: `step`, and what else the file is to begin with.
     """
-    lines_NC = strategy.gather_rows(torch.cat(parts), batch.matched_lines)
+    columns = gather_columns(strategy, batch, parts)
     pairs_N2 = strategy.gather_rows(before.mismatched_rows)
     place_of = {int(row): i for i, row in enumerate(rows.rows)}
     completion_of = dict(zip(batch.rows.tolist(), batch.kl_rows.tolist(), strict=False))
@@ -46,12 +42,12 @@ def write_failed_step(
         "z_ref": _number(float(before.z_ref)),
         "mismatched_mean": None if before.mismatched_mean is None else _number(float(before.mismatched_mean)),
         "rows": [
-            {name: _number(value) for name, value in zip(COLUMNS, line, strict=False)}
+            {name: _number(column[n]) for name, column in columns.items()}
             | {
-                "prompt_tokens": int(rows.prompt_lengths[place_of[int(line[0])]]),
-                "completion_tokens": int(rows.completion_lengths[place_of[int(line[0])]]),
+                "prompt_tokens": int(rows.prompt_lengths[place_of[int(row)]]),
+                "completion_tokens": int(rows.completion_lengths[place_of[int(row)]]),
             }
-            for line in lines_NC[lines_NC[:, 0] >= 0]
+            for n, row in enumerate(columns["row"])
         ],
         "mismatched_pairs": [
             {"prompt_of": int(row), "completion_of": completion_of[int(row)], "log_ratio": _number(log_ratio)}

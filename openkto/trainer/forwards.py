@@ -160,47 +160,64 @@ def is_real(micro_batch: MicroBatch) -> Tensor:
     return micro_batch["loss_mask"].any(dim=1)
 
 
-def row_columns(micro_batch: MicroBatch, log_prob_B: Tensor, log_ratio_B: Tensor, *more: Tensor) -> Tensor:
-    """Return a line for each row, dummies too, [B, C] float64: what `read_rows` reads, then `more`."""
-    known = (micro_batch["label"], micro_batch["weight"], micro_batch["loss_mask"].sum(1))
-    columns = (micro_batch["row"], log_prob_B, log_ratio_B, *known, *more)
-    return torch.stack([c.detach().double() for c in columns], dim=1)
+Columns = dict[str, Tensor]  # what is known of a micro-batch's rows, by name, [B] float64 each
 
 
-def read_rows(
-    strategy: Strategy, batch: RankBatch, parts: list[Tensor], before: BeforeGradient, place: str
-) -> tuple[BatchRows, NDArray[np.float64]]:
-    """Return the whole batch's rows, and the columns that they came with, [N, C]; here the host waits for the device.
+def row_columns(micro_batch: MicroBatch, log_prob_B: Tensor, log_ratio_B: Tensor, **more: Tensor) -> Columns:
+    """Return what is known of each row, dummies too, for `gather_columns`."""
+    known = {
+        "row": micro_batch["row"],
+        "log_prob": log_prob_B,
+        "log_ratio": log_ratio_B,
+        "is_desirable": micro_batch["label"],
+        "weight": micro_batch["weight"],
+        "scored_tokens": micro_batch["loss_mask"].sum(1),
+    }
+    return {name: column.detach().double() for name, column in (known | more).items()}
+
+
+def gather_columns(strategy: Strategy, batch: RankBatch, parts: list[Columns]) -> dict[str, NDArray[np.float64]]:
+    """Return the columns of the whole batch's rows, [N] each; all ranks must call it, and wait for their devices.
 
     Args:
         parts: what `row_columns` made of each matched micro-batch.
+    """
+    names = list(parts[0])
+    lines_LC = torch.cat([torch.stack([part[name] for name in names], dim=1) for part in parts])
+    columns = dict(zip(names, strategy.gather_rows(lines_LC, batch.matched_lines).T, strict=True))
+    return {name: column[columns["row"] >= 0] for name, column in columns.items()}
+
+
+def read_rows(
+    strategy: Strategy, batch: RankBatch, parts: list[Columns], before: BeforeGradient, place: str
+) -> tuple[BatchRows, dict[str, NDArray[np.float64]]]:
+    """Return the whole batch's rows, and all columns that they came with.
 
     Raises:
         TrainingError: a log-ratio is not finite; on every rank alike.
     """
-    lines_C = strategy.gather_rows(torch.cat(parts), batch.matched_lines)
-    rows_NC = lines_C[lines_C[:, 0] >= 0]
+    columns = gather_columns(strategy, batch, parts)
     mean = None if before.mismatched_mean is None else float(before.mismatched_mean)
     # A matched row is at fault by itself; a pair may be so for either of its two.
-    bad_N = ~np.isfinite(rows_NC[:, 2])
+    bad_N = ~np.isfinite(columns["log_ratio"])
     if bad_N.any():
-        raise not_finite(place, rows_NC[bad_N, 2], name_rows(rows_NC[bad_N, 0]))
+        raise not_finite(place, columns["log_ratio"][bad_N], name_rows(columns["row"][bad_N]))
     if mean is not None and not np.isfinite(mean):
-        pairs_NC = strategy.gather_rows(before.mismatched_rows)
-        bad_N = ~np.isfinite(pairs_NC[:, 1])
-        named = name_pairs(batch, pairs_NC[bad_N, 0])
-        raise not_finite(f"{place}, mismatched pairs", pairs_NC[bad_N, 1], named)
+        pairs_N2 = strategy.gather_rows(before.mismatched_rows)
+        bad_N = ~np.isfinite(pairs_N2[:, 1])
+        named = name_pairs(batch, pairs_N2[bad_N, 0])
+        raise not_finite(f"{place}, mismatched pairs", pairs_N2[bad_N, 1], named)
     rows = BatchRows(
-        log_prob_N=rows_NC[:, 1],
-        log_ratio_N=rows_NC[:, 2],
-        is_desirable_N=rows_NC[:, 3] > 0.5,
-        weight_N=rows_NC[:, 4],
-        scored_N=rows_NC[:, 5],
+        log_prob_N=columns["log_prob"],
+        log_ratio_N=columns["log_ratio"],
+        is_desirable_N=columns["is_desirable"] > 0.5,
+        weight_N=columns["weight"],
+        scored_N=columns["scored_tokens"],
         z_ref=float(before.z_ref),
         mismatched_mean=mean,
-        row_N=rows_NC[:, 0],
+        row_N=columns["row"],
     )
-    return rows, rows_NC
+    return rows, columns
 
 
 def not_finite(place: str, values: NDArray[np.float64], named: str) -> TrainingError:

@@ -330,10 +330,10 @@ class KTOTrainer:
                 part = output.balancing_loss * tokens / batch.matched_tokens
                 loss, aux_loss = loss + self.loss.aux_loss_coef * part, aux_loss + part.detach()
             self.strategy.backward(self.model, loss.float(), is_last=m == len(batch.matched) - 1)
-            parts.append(row_columns(micro_batch, log_prob_B, log_ratio_B, output.entropy_B))
+            parts.append(row_columns(micro_batch, log_prob_B, log_ratio_B, entropy=output.entropy_B))
         try:
-            rows, rows_NC = read_rows(self.strategy, batch, parts, before, place)
-            result = self._update(rows_NC, place)
+            rows, columns = read_rows(self.strategy, batch, parts, before, place)
+            result = self._update(rows.row_N, place)
         except TrainingError as error:
             facts = {"step": run.step, "updates_before": run.updates, "dtype": str(self.model.module.model.dtype)}
             facts |= {"learning_rate": learning_rate, "shift": run.shift, "error": str(error)}
@@ -343,25 +343,25 @@ class KTOTrainer:
         return StepReport(
             rows=rows,
             counts=StepCounts(
-                len(batch.rows),
-                batch.matched_tokens,
-                batch.mismatched_tokens,
-                batch.slots,
-                batch.same_prompt,
-                batch.same_completion,
+                rows=len(batch.rows),
+                matched_tokens=batch.matched_tokens,
+                mismatched_tokens=batch.mismatched_tokens,
+                slots=batch.slots,
+                same_prompt=batch.same_prompt,
+                same_completion=batch.same_completion,
             ),
             grad_norm=result.grad_norm,
             applied=result.applied,
             learning_rate=learning_rate,
-            entropy=float(rows_NC[:, 6].sum() / rows.scored_N.sum()) if with_entropy else None,
+            entropy=float(columns["entropy"].sum() / rows.scored_N.sum()) if with_entropy else None,
             aux_loss=float(self.strategy.all_reduce(aux_loss[None])[0]) if has_aux_loss else None,
         )
 
-    def _update(self, rows_NC: NDArray[np.float64], place: str) -> StepResult:
+    def _update(self, row_N: NDArray[np.float64], place: str) -> StepResult:
         try:
             return self.strategy.step(self.model)
         except TrainingError as error:
-            raise TrainingError(f"{place}: {error} {name_rows(rows_NC[:, 0])}") from error
+            raise TrainingError(f"{place}: {error} {name_rows(row_N)}") from error
 
     # ---- evaluation -------------------------------------------------------------------------------------------------
 

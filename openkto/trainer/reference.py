@@ -17,7 +17,8 @@ from openkto.trainer.forwards import Reference, Strategy, forward_all, is_real
 class HasStart(Protocol):
     """A policy that can compute what it did before training; an `Actor` with an adapter is one."""
 
-    has_adapter: bool
+    @property
+    def has_adapter(self) -> bool: ...
 
     def reference(self) -> AbstractContextManager[None]: ...
 

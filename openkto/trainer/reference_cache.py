@@ -139,7 +139,7 @@ class ReferenceCache:
                 plan = plan_pairs(loader, pairs_P2)
                 for start in range(0, len(plan), MICRO_BATCHES_A_TURN):
                     shares = [p[self.strategy.data_rank] for p in plan[start : start + MICRO_BATCHES_A_TURN]]
-                    batches = [pair_batch(loader.dataset, pairs_P2[share]) for share in shares]
+                    batches = [pair_batch(loader, pairs_P2[share]) for share in shares]
                     writer.add(self._exchange(model, batches, between, writer.failure))
                     self._stop_if_asked(stop)
         finally:
@@ -230,7 +230,7 @@ class ReferenceCache:
     ) -> np.ndarray:
         """Return (row, value, the model's, scored tokens) of these pairs, the same on every rank."""
         shares = [share[self.strategy.data_rank] for share in plan_pairs(loader, pairs_S2)]
-        batches = [pair_batch(loader.dataset, pairs_S2[share]) for share in shares]
+        batches = [pair_batch(loader, pairs_S2[share]) for share in shares]
         fresh = ModelReference(model, self.strategy).log_probs(batches, between)
         parts = []
         for batch, fresh_B, cached_B in zip(

@@ -45,8 +45,13 @@ class StepReport:
     grad_norm: float
     applied: bool
     learning_rate: float
-    entropy: float | None
-    aux_loss: float | None
+    entropy: float | None = None
+    aux_loss: float | None = None
+
+
+def _known(record: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what another version saved of a record, of the fields that this one has; others have their defaults."""
+    return {field.name: values[field.name] for field in dataclasses.fields(record) if field.name in values}
 
 
 class Resumed(NamedTuple):
@@ -167,8 +172,9 @@ class Reporter:
         for i, values in enumerate(resumed.values["reports"]):
             known = [name for name in ROW_ARRAYS if f"{i}/{name}" in resumed.arrays]  # earlier versions had fewer
             per_row: dict[str, Any] = {name: resumed.arrays[f"{i}/{name}"] for name in known}
-            rows = BatchRows(**values.pop("rows"), **per_row)
-            report = StepReport(rows=rows, counts=StepCounts(**values.pop("counts")), **values)
+            rows = BatchRows(**_known(BatchRows, values.pop("rows")), **per_row)
+            counts = StepCounts(**_known(StepCounts, values.pop("counts")))
+            report = StepReport(rows=rows, counts=counts, **_known(StepReport, values))
             self._pool(report, 0.0, 0.0)
         self.train_lines = resumed.values.get("train_lines")
         self.lines_at_step.update(resumed.values.get("lines_at_step", {}))

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openkto.batches.loader import WITHOUT_GRADIENT
-from openkto.commands.train import measure_micro_batches
+from openkto.batches.loader import WITHOUT_GRADIENT, Layout
+from openkto.commands.build import measure_micro_batches
 from openkto.config import ModelConfig, RunConfig, with_resolved
 from openkto.distributed.gather import gather_weights
 from openkto.models.actor import ActorOutput
@@ -126,7 +126,6 @@ def test_a_trial_runs_the_largest_forwards_of_a_step(monkeypatch):
 
 def test_ranks_that_share_tokens_each_take_their_part_of_what_fits():
     config = with_resolved(RunConfig(ModelConfig("m")), max_tokens_per_micro_batch="auto")
-    rows = SimpleNamespace(longest_and_largest=lambda: (100, 5))
-    loaders = [SimpleNamespace(dataset=rows, shared_by=shared_by, max_tokens=None) for shared_by in (1, 3)]
+    loaders = [SimpleNamespace(longest=100, layout=Layout(shared_by=shared_by)) for shared_by in (1, 3)]
     measure_micro_batches(config, Recorder(), None, loaders, Watchdog(0, 0))
-    assert [loader.max_tokens for loader in loaders] == [CPU_TOKENS, 2731]
+    assert [loader.layout.measured_tokens for loader in loaders] == [CPU_TOKENS, 2731]

@@ -48,7 +48,9 @@ def test_a_key_tells_everything_that_the_number_depends_on_and_no_padding():
     assert len({key, *others}) == 6
     rows = token_rows(LABELS, 3)
     pairs = np.array([[0, 1], [4, 2], [3, 3]])
-    assert batch_keys(pair_batch(rows, pairs)) == [sequence_key(*sequence) for sequence in cut_pairs(rows, pairs)]
+    assert batch_keys(pair_batch(KTODataLoader(rows, 4), pairs)) == [
+        sequence_key(*sequence) for sequence in cut_pairs(rows, pairs)
+    ]
 
 
 def fill(folder, zero_stage):

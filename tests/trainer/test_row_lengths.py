@@ -78,7 +78,7 @@ def test_every_plan_keeps_rows_up_to_the_first_length_and_longer_ones_apart(pack
     loaders = [KTODataLoader(rows, 8, 8, world_size=2), KTODataLoader(rows, None, 8)]
     plan_for(loaders, Actor(tiny_phi3(), packing=packing), Actor(tiny_llama()))
     for loader in loaders:
-        assert loader.apart_at == (FIRST,)
+        assert loader.layout.apart_at == (FIRST,)
         for batch in loader:
             for name, micro_batches in (("", batch.matched), ("kl_", batch.mismatched)):
                 for micro_batch in micro_batches:
@@ -90,7 +90,7 @@ def test_every_plan_keeps_rows_up_to_the_first_length_and_longer_ones_apart(pack
             assert sorted(chain(*(share.tolist() for shares in plan for share in shares))) == list(range(6))
     loader = KTODataLoader(token_rows(LABELS, seed=5, longest=FIRST // 2), 8, 8)
     plan_for([loader], Actor(tiny_phi3()))
-    assert loader.apart_at == ()
+    assert loader.layout.apart_at == ()
 
 
 def test_a_part_of_a_row_does_not_tell_how_long_the_row_is():

@@ -1,0 +1,46 @@
+"""A default that stands twice, in a setting and in what the library's own users call, is the same."""
+
+import inspect
+
+import pytest
+
+from openkto.batches.loader import KTODataLoader
+from openkto.config import settings
+from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.row import RowSettings
+from openkto.distributed.strategy import DeepspeedStrategy
+from openkto.distributed.zero_options import ZeroOptions
+from openkto.models import Actor
+from openkto.models.loss import KTOLoss
+from openkto.trainer import FitArgs, KTOTrainer
+
+# Where a caller of the library gives something else, or nothing, by another default: the setting's stands in the flags.
+OTHER = {
+    KTODataLoader: {"train_batch_size"},  # no default
+    UnpairedPreferenceDataset: {"chat_template_kwargs", "label_map", "label_threshold"},  # read from text
+    RowSettings: {"chat_template_kwargs", "label_map", "label_threshold"},
+    DeepspeedStrategy: {
+        "grad_accum_dtype",  # the setting's None is fp32
+        *("train_batch_size", "micro_train_batch_size"),  # compared with a file of DeepSpeed's only
+    },
+    KTOTrainer: {"export_dtype"},  # torch's
+    FitArgs: set(),
+    ZeroOptions: set(),
+    KTOLoss: set(),
+    Actor: set(),
+}
+
+
+@pytest.mark.parametrize("takes", OTHER, ids=lambda takes: takes.__name__)
+def test_a_default_of_the_library_is_the_settings(takes):
+    named = {name: one.default for name, one in inspect.signature(takes).parameters.items() if name in settings()}
+    assert named, "it takes settings by their names"
+    for name in named.keys() - OTHER[takes]:
+        item = settings()[name]
+        default = item.default_factory() if callable(item.default_factory) else item.default
+        assert named[name] == default, name
+    for flag, field in (
+        ("desirable_loss_weight", "desirable_weight"),
+        ("undesirable_loss_weight", "undesirable_weight"),
+    ):
+        assert settings()[flag].default == inspect.signature(KTOLoss).parameters[field].default
