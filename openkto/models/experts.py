@@ -22,7 +22,6 @@ class Bank(NamedTuple):
     """The experts of one layer."""
 
     parameters: list[nn.Parameter]
-    biases: list[nn.Parameter]  # of two dimensions where all experts' are in one
     size: int  # experts
     per_token: int  # of them, those that a token meets
 
@@ -35,8 +34,7 @@ def expert_banks(model: nn.Module) -> list[Bank]:
         own = list(_experts(name, module))
         per_token = _per_token(modules, name) if own else None
         if per_token is not None:
-            biases = [p for p in module.parameters(recurse=False) if len(unsharded_shape(p)) == 2]
-            banks.append(Bank([p for _, p in own], biases, max(size for size, _ in own), per_token))
+            banks.append(Bank([p for _, p in own], max(size for size, _ in own), per_token))
     return banks
 
 

@@ -9,6 +9,7 @@ Units:   FLOPs; a multiplication with its addition is two.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from openkto.batches.loader import MicroBatch, RankBatch
 from openkto.distributed.gather import whole_shape
 from openkto.models.experts import expert_banks
 
+# Parameters of several dimensions that are added, or multiplied element by element.
+ADDED = re.compile(r"\w*_bias|A_log|time_mix_\w+")
 # Of the layers whose work is attention's, by their names in configurations: the setting of how many tokens one sees,
 # if it does not see all.
 SEEN_BY = {
@@ -144,16 +147,15 @@ def forward_work(actor: Any, *, adapter_off: bool = False) -> ForwardWork:
     head = model.get_output_embeddings().weight
     banks = expert_banks(model)
     shares = {id(p): bank.per_token / bank.size for bank in banks for p in bank.parameters}
-    biases = {id(p) for bank in banks for p in bank.biases}
     body = trainable_body = 0.0
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             continue
-        for parameter in module.parameters(recurse=False):
+        for name, parameter in module.named_parameters(recurse=False):
             shape = whole_shape(parameter)
             if len(shape) < 2 or parameter is head or (adapter_off and parameter.requires_grad):
                 continue
-            if id(parameter) in biases:
+            if ADDED.fullmatch(name):
                 continue
             # Of a layer's experts a token meets some.
             share = shares.get(id(parameter), 1.0)

@@ -128,12 +128,17 @@ def test_every_type_is_right_or_refused_in_a_sentence(kind, packing):
         pytest.skip(f"refused: {error}")
 
 
-@pytest.mark.parametrize("kind", ["hunyuan_v1_moe", "glm4_moe"])
+@pytest.mark.parametrize("kind", ["hunyuan_v1_moe", "glm4_moe", "kimi_linear"])
 def test_experts_under_other_names_have_a_balancing_loss(kind):
     assert has_experts(tiny_config(kind))
     actor = Actor(tiny_model(kind).float())
     assert (actor.num_experts, actor.experts_per_token) == (4, 2)
     actor.check_forward(1e-3, with_balancing_loss=True)
+    ids, attention, mask = rows()
+    actor.train()(ids, attention, mask, with_balancing_loss=True).balancing_loss.backward()
+    routers = [p.grad for name, p in actor.model.named_parameters() if name.endswith(("gate.weight", "gate.wg.weight"))]
+    assert routers
+    assert all(gradient.abs().max() > 1e-6 for gradient in routers)
     actor.num_experts = 5  # as where a model gives the logits of some experts only
     with pytest.raises(ConfigError, match=r"--aux_loss_coef: needs a model that gives its routers' logits, of all"):
         actor.check_forward(1e-3, with_balancing_loss=True)
