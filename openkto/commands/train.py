@@ -6,6 +6,7 @@ Read `main` from the top: it is the whole way from the command line to the saved
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from openkto.config import RunConfig, openrlhf_differences, ref_is_adapter, to_flat, with_resolved
 from openkto.config.flags import RunOptions, parse
@@ -14,6 +15,9 @@ from openkto.errors import StopError
 from openkto.process.run_lock import RunLocks
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from openkto.distributed.strategy import DeepspeedStrategy
 
 log = logging.getLogger(__name__)
 
@@ -139,14 +143,27 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     try:
         trainer.fit(args)
     except StopError:
-        # A launcher ends all ranks when one is gone, and the first may still be closing its trackers.
-        strategy.barrier()
+        wait_for_the_others(strategy)
         raise
     watchdog.phase("saving the model", is_saving=True)
     trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)
     checkpoints.mark_finished(trainer.total_steps(config.train.max_steps), folder, exported_files(folder))
     strategy.barrier()
+
+
+def wait_for_the_others(strategy: "DeepspeedStrategy") -> None:
+    """Wait until all ranks have stopped: a launcher ends all when one is gone, and the first may still be closing its
+    trackers. A rank that dies meanwhile changes nothing: the checkpoint is complete.
+    """
+    from openkto.process.ranks import loss_of_a_rank
+
+    try:
+        strategy.barrier()
+    except RuntimeError as error:
+        if loss_of_a_rank(error) is None:
+            raise
+        log.warning("warning: another rank ended by itself while this one stopped; nothing is lost by it.")
 
 
 def say_what_differs(config: RunConfig, options: RunOptions) -> None:

@@ -38,8 +38,8 @@ class RecordFile:
             self._open()
         except OSError as error:
             raise ConfigError(
-                f"--save_path: must be a folder that can be written; got {str(path.parent)!r} ({error.strerror}). "
-                "Give another path."
+                f"--save_path: must be a folder that can be written; got {str(path.parent)!r} ({path.name}: "
+                f"{error.strerror}). Give another path."
             ) from None
 
     def _open(self) -> None:
@@ -194,7 +194,7 @@ def _write_kept(record: Path, lines: list[bytes], kept: list[bytes], broken: lis
     whole = [raw.rstrip(b"\n") + b"\n" for raw in kept]
     if whole == lines:
         return
-    if whole == lines[: len(kept)]:
+    if not broken and whole == lines[: len(kept)]:
         os.truncate(record, sum(map(len, kept)))  # needs no space
         return
     part = record.with_name(f"{record.name}.part")

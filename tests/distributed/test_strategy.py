@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from deepspeed.utils import groups
 
 from openkto.distributed.gather import gather_weights
 from openkto.distributed.strategy import DeepspeedStrategy
@@ -33,6 +34,15 @@ class Times:
 
 def tiny_tied_llama():
     return tiny_llama(tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize(("zpg", "is_changed"), [(1, False), (2, True)])
+def test_nothing_of_deepspeed_is_changed_without_zpg_nor_once_models_are_loaded(zpg, is_changed):
+    strategy = DeepspeedStrategy(zero_stage=3, param_dtype="fp32", zero=ZeroOptions(zpg=zpg))
+    own = groups._create_zero_param_parallel_group
+    with strategy.model_loading():
+        assert (groups._create_zero_param_parallel_group is not own) == is_changed
+    assert groups._create_zero_param_parallel_group is own
 
 
 def gather_uneven_rows():

@@ -6,8 +6,11 @@ import stat
 import pytest
 
 from openkto.commands.run import run
+from openkto.commands.train import wait_for_the_others
+from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import ConfigError
 from openkto.process.ranks import check_rendezvous, ranks_on_this_node, settle_ranks
+from tests.ranks import run_ranks
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # As SLURM 22.05 sets them in task 3 of `srun --nodes 2 --ntasks-per-node 2`.
@@ -109,3 +112,18 @@ def test_the_command_knows_its_rank_before_it_says_anything(environment, caplog)
     seen = []
     assert run(lambda argv: seen.append(os.environ["RANK"]), []) == 0
     assert seen == ["3"]
+
+
+def stop_while_the_other_dies(folder):
+    strategy = DeepspeedStrategy(param_dtype="fp32")
+    strategy.setup_distributed()
+    if strategy.rank == 1:
+        os._exit(9)
+    wait_for_the_others(strategy)
+    (folder / "stopped").touch()
+
+
+def test_a_rank_that_dies_while_the_others_stop_does_not_change_how_they_end(tmp_path):
+    with pytest.raises(AssertionError, match="a rank failed"):
+        run_ranks(stop_while_the_other_dies, 2, tmp_path, tmp_path)
+    assert (tmp_path / "stopped").exists()

@@ -79,8 +79,8 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tmp_path):
     with pytest.raises(ConfigError) as caught:
         only_files(tmp_path / "file" / "out")
     assert str(caught.value) == (
-        f"--save_path: must be a folder that can be written; got '{tmp_path}/file/out' (Not a directory). "
-        "Give another path."
+        f"--save_path: must be a folder that can be written; got '{tmp_path}/file/out' (metrics.jsonl: "
+        "Not a directory). Give another path."
     )
 
 

@@ -9,6 +9,7 @@ import transformers
 
 from openkto.batches.batch import epoch_order
 from openkto.errors import ConfigError, TrainingError
+from openkto.process.watchdog import Watchdog
 from tests.ranks import run_ranks
 from tests.tiny import VOCABULARY, TokenRowList, make_trainer, quiet_args, tiny_llama, token_rows
 
@@ -214,6 +215,29 @@ def test_num_tokens_counts_matched_tokens_after_the_cut(tmp_path):
 def train_rows(folder, rows):
     trainer, _ = make_trainer(rows, batch=5, micro=2, steps=1)
     trainer.fit(quiet_args(folder, 1, log_batches=True))
+
+
+def phases_of_a_run(folder):
+    watchdog = Watchdog(0, 0)
+    phases, tell = [], watchdog.phase
+
+    def phase(name, **more):
+        phases.append(name)
+        tell(name, **more)
+
+    watchdog.phase = phase
+    trainer, _ = make_trainer(token_rows([True, False] * 3), batch=4, steps=3, watchdog=watchdog)
+    trainer.fit(quiet_args(folder, 3, eval_steps=0))
+    return phases
+
+
+def test_the_watchdog_is_told_of_each_batch_that_is_made_and_of_each_step(tmp_path):
+    phases = run_ranks(phases_of_a_run, 1, tmp_path, tmp_path / "a")[0]
+    # An epoch has two steps; after its end the next one's first batch is waited for.
+    assert [name for name in phases if "step" in name] == [
+        *("making the batch of step 1", "step 1", "making the batch of step 2", "step 2"),
+        *("making the batch of step 3", "making the batch of step 3", "step 3"),
+    ]
 
 
 def explode(folder):
