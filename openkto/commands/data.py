@@ -10,7 +10,7 @@ from openkto.batches.loader import check_pairable
 from openkto.commands.build import Models
 from openkto.commands.same_run import check_same_rows
 from openkto.config import LossConfig, RunConfig, eval_sets, settings_for
-from openkto.config.checks import label_meanings, template_kwargs
+from openkto.config.data_checks import label_meanings, template_kwargs
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.agreement import on_some_ranks

@@ -79,7 +79,7 @@ def texts_of(run: RunRecord, numbers: list[int]) -> "dict[int, RowText]":
     Raises:
         OpenKTOError: the settings or the data cannot be read.
     """
-    from openkto.config.checks import label_meanings
+    from openkto.config.data_checks import label_meanings
     from openkto.data.row import RowSettings
     from openkto.data.row_texts import row_texts
     from openkto.data.sources import find_sources

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
-import math
 import os
-from collections import Counter
-from collections.abc import Sequence
 
 from openkto.config import (
     FLOORED_SCHEDULES,
     LOSSES,
-    TEMPLATE_ARGUMENTS,
-    DataConfig,
     LoraConfig,
     LossConfig,
     ModelConfig,
@@ -28,6 +21,7 @@ from openkto.config import (
     split_eval_set,
     trains_adapter,
 )
+from openkto.config.data_checks import check_data, check_mixing
 from openkto.config.engine_checks import Place, check_engine, engine_warnings
 from openkto.errors import fail as _fail
 from openkto.errors import need_package
@@ -47,7 +41,7 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
         if not isinstance(config.checkpoint.load_checkpoint, str):
             _fail(place("load_checkpoint"), "must be a checkpoint's folder", "true", "Name it, as .../global_step12.")
         return []
-    _check_data(config.data, place)
+    check_data(config.data, place)
     _check_packages(config, place)
     check_engine(config, place)
     if config.lora.load_in_4bit and config.deepspeed.zero_stage == 3:
@@ -67,7 +61,7 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
         return []
     _check_lora(config, place)
     _check_moving_reference(config, place)
-    _check_mixing(config.data, place)
+    check_mixing(config.data, place)
     _check_loss(config, place)
     _check_cache(config, place, command)
     for name, is_given in (
@@ -189,98 +183,6 @@ def _check_cache(config: RunConfig, place: Place, command: str) -> None:
         )
 
 
-def _check_data(data: DataConfig, place: Place) -> None:
-    names = Counter(split_eval_set(item)[0] for item in data.eval_dataset)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        _fail(
-            place("eval_dataset"),
-            "each set needs its own name",
-            f"{twice[0]!r} {names[twice[0]]} times",
-            "Write NAME=PATH for each.",
-        )
-    if any(not entry for _, entry in map(split_eval_set, data.eval_dataset)):
-        _fail(place("eval_dataset"), "must be PATH or NAME=PATH", "a name without a path", "Give the path.")
-    check_template(place("input_template"), data.input_template, data.apply_chat_template)
-    template_kwargs(place("chat_template_kwargs"), data.chat_template_kwargs)
-    if data.template_date is not None and not _is_day(data.template_date):
-        _fail(place("template_date"), "must be a day, YYYY-MM-DD", repr(data.template_date), "Correct it.")
-    label_meanings(place("label_map"), data.label_map)
-    if data.label_threshold:
-        check_threshold(place("label_threshold"), data.label_threshold)
-    if data.label_map and data.label_threshold:
-        _fail(place("label_threshold"), "cannot go with --label_map, which reads labels too", "both", "Leave one out.")
-    known = {"--label_key": data.label_key, "--input_key": data.input_key, "--output_key": data.output_key}
-    for flag, key in known.items():
-        if data.weight_key is not None and data.weight_key == key:
-            _fail(
-                place("weight_key"),
-                f"must name another field than {flag}",
-                f"{key!r} for both",
-                "Name the field with the weights.",
-            )
-
-
-def _is_day(text: str) -> bool:
-    try:
-        return datetime.date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
-
-
-def template_kwargs(place: str, text: str | None) -> dict[str, object]:
-    """Return the arguments for the chat template that a JSON text holds; raises a ConfigError where it is none."""
-    try:
-        value = {} if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        _fail(place, "must be a JSON object", repr(text), "Correct it, or leave it out.")
-    reserved = sorted(TEMPLATE_ARGUMENTS & value.keys())
-    if reserved:
-        _fail(place, "must name arguments that only the chat template knows", repr(reserved[0]), "Leave that one out.")
-    return value
-
-
-def label_meanings(place: str, items: list[str]) -> dict[str, bool | None] | None:
-    """Return what --label_map says of each value, None for one to leave out; raises ConfigError."""
-    meanings = {"true": True, "false": False, "none": None}
-    found: dict[str, bool | None] = {}
-    for item in items:
-        value, equals, meaning = item.rpartition("=")
-        if not equals or meaning.strip().lower() not in meanings or value.strip() in found:
-            _fail(place, "must be VALUE=true, VALUE=false or VALUE=none, each value once", repr(item), "Correct it.")
-        found[value.strip()] = meanings[meaning.strip().lower()]
-    return found or None
-
-
-def check_threshold(place: str, values: Sequence[object]) -> tuple[float, ...]:
-    """Return the scores of --label_threshold, one or two that differ; raises ConfigError."""
-    try:
-        numbers = tuple(float(str(value)) for value in values)
-    except ValueError:
-        numbers = ()
-    if len(numbers) not in (1, 2) or len(set(numbers)) < len(numbers) or not all(map(math.isfinite, numbers)):
-        got = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values) or "nothing"
-        _fail(place, "must be one number, or two that differ", got, "Give the scores.")
-    return numbers
-
-
-def check_template(place: str, template: str | None, apply_chat_template: bool | None) -> None:
-    """Raise a ConfigError for a template without one place for the prompt, or beside another one."""
-    if template is not None and template.count("{}") != 1:
-        _fail(
-            place,
-            "must hold {} once, where the prompt goes",
-            f"{template!r} with {template.count('{}')}",
-            "Correct it, or leave it out.",
-        )
-    if template is not None and apply_chat_template:
-        _fail(
-            place, "cannot go with --apply_chat_template, which wraps the prompt too", "both", "Leave one of them out."
-        )
-
-
 def _check_packages(config: RunConfig, place: Place) -> None:
     if config.model.use_ms:
         need_package(place("use_ms"), "modelscope", "modelscope")
@@ -339,21 +241,6 @@ def _check_models_differ(model: ModelConfig, place: Place) -> None:
             f"{model.pretrain} for both, and a model is no different from itself",
             "Name the one it started from as --ref_pretrain, and the trained one as --pretrain.",
         )
-
-
-def _check_mixing(data: DataConfig, place: Place) -> None:
-    if data.dataset_probs is None:
-        return
-    count, total = len(data.dataset_probs), sum(data.dataset_probs)
-    if count != len(data.dataset):
-        _fail(
-            place("dataset_probs"),
-            f"must be as many as the datasets, {len(data.dataset)}",
-            str(count),
-            "Give one for each.",
-        )
-    if abs(total - 1) > 1e-6:
-        _fail(place("dataset_probs"), "must sum to 1", f"{total:.6g}", "Correct them.")
 
 
 def _check_humanline(loss: LossConfig, place: Place) -> None:

@@ -13,7 +13,7 @@ import datasets
 import numpy as np
 import pyarrow.compute as pc
 
-from openkto.config.checks import check_template
+from openkto.config.data_checks import check_template
 from openkto.data import truncation as rule
 from openkto.data.cache import ROWS_FILE, cache_folder, cache_key, cached_folder
 from openkto.data.contradictions import contradictions

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openkto.config.checks import check_threshold, label_meanings
+from openkto.config.data_checks import check_threshold, label_meanings
 from openkto.data.json_files import parse_json
 from openkto.data.problems import data_error, shorten
 
