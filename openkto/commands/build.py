@@ -19,6 +19,7 @@ from openkto.config import (
     trains_adapter,
 )
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.distributed.sharded import direct_forward
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.zero_options import ZeroOptions
 from openkto.errors import ConfigError
@@ -129,7 +130,7 @@ def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) ->
 def check_reference(config: RunConfig, strategy: DeepspeedStrategy, actor: Actor, prepared: nn.Module) -> None:
     """Compare a reference's short forward with its own logits, where its forwards run."""
     place = "--pretrain" if config.model.ref_pretrain is None else "--ref_pretrain"
-    with strategy.reference_forward(prepared), strategy.direct_forward(actor):
+    with strategy.reference_forward(prepared), direct_forward(actor):
         actor.check_forward(HEAD_TOLERANCE[strategy.precision], place)
 
 

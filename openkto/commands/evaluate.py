@@ -112,6 +112,7 @@ def load_models(
     from openkto.commands.build import HEAD_TOLERANCE, check_reference, load_actor
     from openkto.commands.reference import cached_reference
     from openkto.commands.same_run import describe_models
+    from openkto.distributed.sharded import direct_forward
     from openkto.trainer.planning import plan_for
     from openkto.trainer.reference import make_reference
 
@@ -127,7 +128,7 @@ def load_models(
         needs_model = cached is None and not is_own
         ref_actor = load_actor(config, names.reference, strategy.load_dtype, trains=False) if needs_model else None
     model, ref_model = strategy.prepare_frozen(actor), None
-    with strategy.direct_forward(actor):
+    with direct_forward(actor):
         actor.check_forward(HEAD_TOLERANCE[strategy.precision])
     if ref_actor is not None:
         ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)

@@ -67,6 +67,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, on_one_day
     from openkto.commands.same_run import fetch_models, settings_of
     from openkto.distributed.agreement import on_some_ranks
+    from openkto.distributed.sharded import direct_forward
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
     from openkto.models.model_files import exported_files
@@ -131,7 +132,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
     actor.stop_also_at(stops)
     balances = config.loss.aux_loss_coef > 0
-    with strategy.direct_forward(actor):
+    with direct_forward(actor):
         actor.check_forward(HEAD_TOLERANCE[strategy.precision], with_balancing_loss=balances)
     if ref_actor is not None:
         check_reference(config, strategy, ref_actor, trainer.ref_model)

@@ -1,11 +1,14 @@
-"""Whole weights, at every ZeRO stage and however ranks share them, on rank 0's CPU."""
+"""Whole weights, at every ZeRO stage and however ranks share them, on rank 0's CPU; and all ranks' lines of numbers."""
 
 import deepspeed
+import numpy as np
 import torch
+import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
 from openkto.distributed.launch import is_first_rank
+from openkto.distributed.mesh import Mesh
 from openkto.distributed.tensor_parallel import split_of
 
 
@@ -70,3 +73,17 @@ def _non_persistent(module: nn.Module) -> set[str]:
         for prefix, part in module.named_modules()
         for name in part._non_persistent_buffers_set
     }
+
+
+def gather_lines(values_LC: Tensor, lines: list[int] | None, mesh: Mesh) -> np.ndarray:
+    """Return all shares' lines one below the other, [N, C] float64; see `DeepspeedStrategy.gather_rows`."""
+    if lines is None:
+        count = torch.tensor([len(values_LC)], dtype=torch.int64, device=values_LC.device)
+        counts = [torch.empty_like(count) for _ in range(mesh.data_size)]
+        dist.all_gather(counts, count, group=mesh.data_group)
+        lines = [int(c) for c in counts]
+    padded = torch.zeros(max(lines), values_LC.shape[1], dtype=torch.float64, device=values_LC.device)
+    padded[: len(values_LC)] = values_LC
+    parts = [torch.empty_like(padded) for _ in range(mesh.data_size)]
+    dist.all_gather(parts, padded, group=mesh.data_group)
+    return torch.cat([p[:n] for p, n in zip(parts, lines, strict=True)]).cpu().numpy()

@@ -125,3 +125,16 @@ def end_process() -> None:
 def is_first_rank() -> bool:
     """Whether this process is the one that speaks for the run; known from the launcher's variables alone."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def check_computes(device: torch.device, precision: str, *, deepcompile: bool) -> None:
+    """Raise a ConfigError where the device cannot compute in a dtype, or DeepSpeed cannot compile for it."""
+    accelerator = deepspeed.accelerator.get_accelerator()
+    supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
+    if precision != "fp32" and not supported[precision]():
+        raise ConfigError(f"--param_dtype: this device does not compute in {precision}. Pass --param_dtype fp32.")
+    if deepcompile and device.type != "cuda":
+        raise ConfigError(
+            f"--deepcompile: needs a CUDA GPU, which DeepSpeed compiles for; got {device.type}. Take --torch_compile, "
+            "or leave it out."
+        )

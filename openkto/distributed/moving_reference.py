@@ -7,6 +7,7 @@ every so many steps the reference becomes (1 - alpha) reference + alpha policy.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from openkto.distributed.gather import whole_shape, whole_weight
 from openkto.distributed.launch import is_first_rank
 from openkto.distributed.tensor_parallel import split_of
+from openkto.errors import ConfigError
 
 
 @torch.no_grad()
@@ -71,3 +73,13 @@ def _whole(parameter: nn.Parameter, *, modifies: bool) -> Iterator[None]:
     # The rank is counted among those that shard the parameter.
     with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0 if modifies else None):
         yield
+
+
+def check_moves(ref_model: Any, engine: Any) -> None:
+    """Raise a ConfigError where a reference cannot follow the policy."""
+    if not (isinstance(ref_model, nn.Module) and is_alike(ref_model, engine)):
+        got = "one with others" if isinstance(ref_model, nn.Module) else "none"
+        raise ConfigError(
+            "--ref_sync_steps: the reference must be a model of its own with the policy's parameters; got "
+            f"{got}. Take another reference, or leave it out."
+        )

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from openkto.distributed.cpu_adam import is_cpu_adam
 from openkto.distributed.engine_files import read_file
+from openkto.distributed.optimizer import is_cpu_adam
 from openkto.distributed.tensor_parallel import Split, split_of
 from openkto.errors import CheckpointError
 

@@ -11,56 +11,35 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import deepspeed
-import deepspeed.utils.groups as groups
 import numpy as np
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.zero.parameter_offload import ZeROOrderedDict
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers.integrations import HfDeepSpeedConfig
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from transformers import enable_full_determinism, set_seed
 
 from openkto.distributed.agreement import check_all_agree
-from openkto.distributed.cpu_adam import cpu_adam, problem_with_cpu_adam
 from openkto.distributed.ds_config import (
-    SMALLEST_LOSS_SCALE,
     Precision,
     deepspeed_config,
     flat_config,
     frozen_config,
     merge_user_config,
 )
-from openkto.distributed.gather import whole_shape
+from openkto.distributed.gather import gather_lines, whole_shape
 from openkto.distributed.heap import give_back_free_pages
-from openkto.distributed.launch import start_process
+from openkto.distributed.launch import check_computes, start_process
+from openkto.distributed.loss_scale import loss_scale, step_with_loss_scale
 from openkto.distributed.mesh import Mesh, make_mesh
+from openkto.distributed.optimizer import cpu_adam, parameter_groups, problem_with_cpu_adam
 from openkto.distributed.sequence_parallel import SharedTokens
+from openkto.distributed.sharded import born_sharded, empty
 from openkto.distributed.tensor_parallel import split_model, total_norm
 from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_device, check_ranks
 from openkto.errors import ConfigError, TrainingError
 
 log = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def _one_hpz_group() -> Iterator[None]:
-    """Let DeepSpeed make the ranks' groups of --zpg once.
-
-    0.19.8 makes them for each model that is born sharded, and raises at the second, which is the reference.
-    """
-    make = groups._create_zero_param_parallel_group
-
-    def make_once(size: int) -> None:
-        if groups._get_zero_param_intra_parallel_group() is None:
-            make(size)
-
-    groups._create_zero_param_parallel_group = make_once
-    try:
-        yield
-    finally:
-        groups._create_zero_param_parallel_group = make
 
 
 Schedule = TypeVar("Schedule", bound=LRScheduler)
@@ -164,25 +143,11 @@ class DeepspeedStrategy:
         own = {name: vars(self)[name] for name in (*names, "tensor_parallel_size", "sequence_parallel_size")}
         check_all_agree(self, own | flat_config(self.config))
         self.mesh = make_mesh(self.tensor_parallel_size, self.sequence_parallel_size)
-        accelerator = deepspeed.accelerator.get_accelerator()
-        supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
-        if self.precision != "fp32" and not supported[self.precision]():
-            raise ConfigError(
-                f"--param_dtype: this device does not compute in {self.precision}. Pass --param_dtype fp32."
-            )
         check_ranks(self.zero, self.world_size)
         check_device(self.zero, self.device)
-        if self.deepcompile and self.device.type != "cuda":
-            raise ConfigError(
-                f"--deepcompile: needs a CUDA GPU, which DeepSpeed compiles for; got {self.device.type}. Take "
-                "--torch_compile, or leave it out."
-            )
-        from transformers import enable_full_determinism, set_seed
-
-        if self.full_determinism:
-            enable_full_determinism(self.seed)
-        else:
-            set_seed(self.seed)
+        check_computes(self.device, self.precision, deepcompile=self.deepcompile)
+        make_deterministic = enable_full_determinism if self.full_determinism else set_seed
+        make_deterministic(self.seed)
 
     @property
     def data_rank(self) -> int:
@@ -209,17 +174,8 @@ class DeepspeedStrategy:
     @contextlib.contextmanager
     def model_loading(self) -> Iterator[None]:
         """Models loaded inside are born sharded under ZeRO-3, so that no rank ever holds a whole one."""
-        if self.zero_stage < 3:
+        with born_sharded(self.config, self.zero.zpg) if self.zero_stage == 3 else contextlib.nullcontext():
             yield
-            return
-        # Their weights are cut afterwards; told of it, transformers would refuse to convert some files.
-        alive = HfDeepSpeedConfig({key: value for key, value in self.config.items() if key != "tensor_parallel"})
-        try:
-            with _one_hpz_group() if self.zero.zpg > 1 else contextlib.nullcontext():
-                yield
-        finally:
-            del alive
-            unset_hf_deepspeed_config()
 
     def share_model(self, model: Any) -> None:
         """Leave each rank its part of a loaded model's weights or of each row's tokens, where ranks share them.
@@ -245,17 +201,7 @@ class DeepspeedStrategy:
         Raises:
             ConfigError: no parameter trains.
         """
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        if not trainable:
-            raise ConfigError(
-                f"model: must have parameters that train; got {type(model).__name__} with all of them frozen. Set "
-                "requires_grad on those to train, or put an adapter on it."
-            )
-        groups = [
-            {"params": [p for p in trainable if len(whole_shape(p)) > 1], "weight_decay": weight_decay},
-            {"params": [p for p in trainable if len(whole_shape(p)) <= 1], "weight_decay": 0.0},
-        ]
-        groups = [g for g in groups if g["params"]]
+        groups = parameter_groups(model, weight_decay)
         is_on_gpu = self.device.type == "cuda"
         if is_on_gpu and self.zero.adam_offload and self._has_cpu_adam():
             return cpu_adam(groups, lr=lr, betas=betas)
@@ -334,12 +280,7 @@ class DeepspeedStrategy:
         finally:
             if prepared is not model:
                 prepared.destroy()
-            for tensor in [*model.parameters(), *model.buffers()]:
-                # Whoever still holds the module, such as DeepSpeed's hooks, holds nothing of size.
-                tensor.data = tensor.data.new_empty(0)
-                for shard in ("ds_tensor", "ds_secondary_tensor"):  # the second there with --zpg alone
-                    if vars(tensor).get(shard) is not None:
-                        vars(tensor)[shard].data = vars(tensor)[shard].data.new_empty(0)
+            empty(model)
             del prepared, model
             gc.collect()
             deepspeed.accelerator.get_accelerator().empty_cache()
@@ -355,22 +296,6 @@ class DeepspeedStrategy:
             yield
         if moves:
             ref_model.to("cpu")
-
-    @contextlib.contextmanager
-    def direct_forward(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the model may be called without its engine.
-
-        At ZeRO 3 a layer may take another one's parameters (DoRA takes those of LoRA's layers), which DeepSpeed fetches
-        only while it believes that its engine runs.
-        """
-        sharded = [m._parameters for m in model.modules() if isinstance(m._parameters, ZeROOrderedDict)]
-        for parameters in sharded:
-            parameters._in_forward = True
-        try:
-            yield
-        finally:
-            for parameters in sharded:
-                parameters._in_forward = False
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
@@ -403,7 +328,7 @@ class DeepspeedStrategy:
             TrainingError: a gradient is not finite (outside fp16), or fp16's loss scale is at its smallest.
         """
         if self.precision == "fp16":
-            return self._step_with_loss_scale(engine)
+            return StepResult(*step_with_loss_scale(engine))
         own_norm = None
         if self.zero_stage == 0:
             # DeepSpeed has no norm here and would apply a NaN; the gradients are already reduced.
@@ -417,28 +342,9 @@ class DeepspeedStrategy:
             raise TrainingError(f"the gradient is not finite (norm {grad_norm}); the update was not made.")
         return StepResult(grad_norm, True)
 
-    def _step_with_loss_scale(self, engine: Any) -> StepResult:
-        """Step in float16: an overflow skips the update and halves the scale, until it is at its smallest."""
-        at_smallest = engine.optimizer.loss_scale <= SMALLEST_LOSS_SCALE
-        try:
-            engine.step()
-        except Exception as error:
-            # DeepSpeed raises a bare Exception where the scale cannot go down any more.
-            if not at_smallest:
-                raise
-            raise TrainingError(
-                f"fp16 overflows at the smallest loss scale, {SMALLEST_LOSS_SCALE}. Use --param_dtype bf16 or fp32."
-            ) from error
-        applied = bool(engine.was_step_applied())
-        return StepResult(float(engine.get_global_grad_norm()) if applied else math.inf, applied)
-
     def loss_scale(self, engine: Any) -> dict[str, float]:
         """Return float16's loss scale and its counters, for a checkpoint to keep; nothing in other precisions."""
-        if self.precision != "fp16":
-            return {}
-        return {
-            name: value for name, value in vars(engine.optimizer.loss_scaler).items() if type(value) in (int, float)
-        }
+        return loss_scale(engine) if self.precision == "fp16" else {}
 
     def restore_loss_scale(self, engine: Any, saved: dict[str, float]) -> None:
         """Put back what `loss_scale` returned."""
@@ -464,16 +370,7 @@ class DeepspeedStrategy:
         Args:
             lines: how many are in each share, where that is known; else the ranks ask each other first.
         """
-        if lines is None:
-            count = torch.tensor([len(values_LC)], dtype=torch.int64, device=self.device)
-            counts = [torch.empty_like(count) for _ in range(self.data_size)]
-            dist.all_gather(counts, count, group=self.mesh.data_group)
-            lines = [int(c) for c in counts]
-        padded = torch.zeros(max(lines), values_LC.shape[1], dtype=torch.float64, device=self.device)
-        padded[: len(values_LC)] = values_LC
-        parts = [torch.empty_like(padded) for _ in range(self.data_size)]
-        dist.all_gather(parts, padded, group=self.mesh.data_group)
-        return torch.cat([p[:n] for p, n in zip(parts, lines, strict=True)]).cpu().numpy()
+        return gather_lines(values_LC.to(self.device), lines, self.mesh)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return every rank's (small, picklable) value, in rank order."""

@@ -8,15 +8,8 @@ import torch
 from openkto.batches.loader import KTODataLoader
 from openkto.models.loss import KTOLoss
 from openkto.report.metrics import MetricWindow
-from openkto.trainer.forwards import (
-    Reference,
-    Strategy,
-    forward,
-    forward_without_gradient,
-    read_rows,
-    row_columns,
-    to_device,
-)
+from openkto.trainer.forwards import forward, forward_without_gradient, read_rows, row_columns, to_device
+from openkto.trainer.protocols import Reference, Strategy
 
 
 @torch.no_grad()

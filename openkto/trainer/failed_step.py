@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from openkto.batches.loader import RankBatch, TokenRows
-from openkto.trainer.forwards import BeforeGradient, Columns, Strategy, gather_columns
+from openkto.trainer.forwards import BeforeGradient, Columns, gather_columns
+from openkto.trainer.protocols import Strategy
 
 log = logging.getLogger(__name__)
 

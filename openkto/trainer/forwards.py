@@ -5,8 +5,7 @@ Units:   nats.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,40 +16,7 @@ from openkto.batches.loader import MicroBatch, RankBatch
 from openkto.errors import TrainingError
 from openkto.models.loss import KTOLoss, reference_point
 from openkto.report.metrics import BatchRows
-
-
-class Strategy(Protocol):
-    """What forwards ask of a strategy; `DeepspeedStrategy` is one, and a stand-in for tests is a few lines."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-
-    @property
-    def data_rank(self) -> int: ...
-
-    @property
-    def data_size(self) -> int: ...
-
-    def reference_forward(self, ref_model: Any) -> AbstractContextManager[None]: ...
-
-    def all_reduce(self, values: list[float] | Tensor, op: Literal["sum", "max"] = "sum") -> Tensor: ...
-
-    def gather_rows(self, values_LC: Tensor, lines: list[int] | None = None) -> NDArray[np.float64]: ...
-
-
-class Reference(Protocol):
-    """Where the reference's log-probabilities come from; see `openkto/trainer/reference.py`."""
-
-    def log_probs(
-        self, micro_batches: list[MicroBatch], between: Callable[[], None], *, with_tokens: bool = False
-    ) -> list[Tensor]:
-        """Return each micro-batch's log-probabilities, [B] float64, without gradient; called once a batch.
-
-        With `with_tokens` those of its scored tokens, [K] float32: what keeps sums over rows alone cannot serve a loss
-        that needs them.
-        """
-        ...
+from openkto.trainer.protocols import Reference, Strategy
 
 
 class BeforeGradient(NamedTuple):

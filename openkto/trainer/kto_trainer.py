@@ -9,19 +9,18 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from openkto.batches.loader import KTODataLoader, RankBatch
 from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.checkpoint import Checkpoints
-from openkto.distributed.moving_reference import is_alike, move_reference
+from openkto.distributed.moving_reference import check_moves, move_reference
 from openkto.distributed.strategy import StepResult
 from openkto.errors import ConfigError, StopError, TrainingError
 from openkto.models.loss import KTOLoss, sft_loss
@@ -34,7 +33,6 @@ from openkto.trainer.failed_step import write_failed_step
 from openkto.trainer.final_model import count, save_model
 from openkto.trainer.fit_args import FitArgs
 from openkto.trainer.forwards import (
-    Strategy,
     forward_without_gradient,
     is_real,
     model_inputs,
@@ -45,30 +43,12 @@ from openkto.trainer.forwards import (
 )
 from openkto.trainer.identity import identity_of, in_words
 from openkto.trainer.planning import plan_for
+from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.reference import make_reference
 from openkto.trainer.reporter import Reporter, StepReport
 from openkto.trainer.run_state import RunState
 from openkto.trainer.saving import RunSaver, open_checkpoints
 from openkto.trainer.schedule import learning_rates, total_steps
-
-
-class TrainingStrategy(Strategy, Protocol):
-    """What the loop asks of a strategy beyond forwards; `DeepspeedStrategy` is one."""
-
-    max_norm: float
-    zero_stage: int
-
-    def gather_objects(self, value: Any) -> list[Any]: ...
-
-    def loss_scale(self, engine: Any) -> dict[str, float]: ...
-
-    def restore_loss_scale(self, engine: Any, saved: dict[str, float]) -> None: ...
-
-    def set_learning_rates(self, engine: Any, rates: list[float]) -> None: ...
-
-    def backward(self, engine: Any, loss: Tensor, *, is_last: bool) -> None: ...
-
-    def step(self, engine: Any) -> StepResult: ...
 
 
 class KTOTrainer:
@@ -144,12 +124,8 @@ class KTOTrainer:
         self.max_norm, self.max_epochs = max_norm, max_epochs
         self.run = RunState()
         self.ref_sync_steps, self.ref_sync_alpha = ref_sync_steps, ref_sync_alpha
-        if ref_sync_steps > 0 and not (isinstance(ref_model, nn.Module) and is_alike(ref_model, model)):
-            got = "one with others" if isinstance(ref_model, nn.Module) else "none"
-            raise ConfigError(
-                "--ref_sync_steps: the reference must be a model of its own with the policy's parameters; got "
-                f"{got}. Take another reference, or leave it out."
-            )
+        if ref_sync_steps > 0:
+            check_moves(ref_model, model)
         self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
         self.export_dtype = export_dtype or model.module.model.dtype
         self.checkpoints = checkpoints
@@ -192,7 +168,7 @@ class KTOTrainer:
                 if not run.is_evaluated:
                     # No time limit ends what a start begins with, or a long evaluation would never be made.
                     results = self._evaluate_and_report(run, reporter, saver, by_signal_alone=True)
-                    if saver.is_best(run, results):
+                    if saver.note_if_best(run, results):
                         saver.save(run, reporter)
                 while run.step < last_step:
                     started = self._wait_for_batch(run.step + 1)
@@ -201,7 +177,7 @@ class KTOTrainer:
                         self._step_and_report(args, run, reporter, saver, batch, started, is_last=is_last)
                         is_best = False
                         if self._is_evaluation_due(args.eval_steps, run.step, total_steps):
-                            is_best = saver.is_best(run, self._evaluate_and_report(run, reporter, saver))
+                            is_best = saver.note_if_best(run, self._evaluate_and_report(run, reporter, saver))
                         saver.after_step(run, reporter, must_save=is_best or run.step == last_step < total_steps)
                         if run.step == last_step:
                             break

@@ -11,7 +11,8 @@ from openkto.batches.loader import MicroBatch
 from openkto.batches.pairs import batch_keys
 from openkto.data.log_prob_files import Values
 from openkto.errors import ConfigError
-from openkto.trainer.forwards import Reference, Strategy, forward_all, is_real
+from openkto.trainer.forwards import forward_all, is_real
+from openkto.trainer.protocols import Reference, Strategy
 
 
 class HasStart(Protocol):

@@ -20,7 +20,8 @@ from openkto.data.log_prob_files import Values, read_named, read_parts, write_pa
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import ConfigError, StopError, TrainingError
 from openkto.process.stops import StopRequest
-from openkto.trainer.forwards import Strategy, is_real
+from openkto.trainer.forwards import is_real
+from openkto.trainer.protocols import Strategy
 from openkto.trainer.reference import CachedReference, ModelReference
 
 log = logging.getLogger(__name__)

@@ -138,8 +138,8 @@ class RunSaver:
         minutes = self.args.save_every_minutes
         return minutes is not None and time.monotonic() - self.last_save >= 60 * minutes
 
-    def is_best(self, run: RunState, results: dict[str, dict[str, float]]) -> bool:
-        """Whether an evaluation's value of the metric to keep is the best so far; `best` is then to name the step."""
+    def note_if_best(self, run: RunState, results: dict[str, dict[str, float]]) -> bool:
+        """Note the value of the metric to keep where it is the best so far; return whether `best` is to name this step."""
         metric = self.args.keep_best
         if metric is None or not results or run.step == 0:
             return False

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from openkto.config import LoraConfig
-from openkto.distributed.cpu_adam import cpu_adam, problem_with_cpu_adam
 from openkto.distributed.gather import gather_weights
+from openkto.distributed.optimizer import cpu_adam, problem_with_cpu_adam
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.zero_options import ZeroOptions, missing_for_nvme
 from openkto.errors import CheckpointError

@@ -1,0 +1,74 @@
+"""What ZeRO-3 asks of whoever loads a model, calls it without its engine, or lets go of it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import deepspeed.utils.groups as groups
+from deepspeed.runtime.zero.parameter_offload import ZeROOrderedDict
+from torch import nn
+from transformers.integrations import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+
+@contextlib.contextmanager
+def born_sharded(config: dict[str, Any], zpg: int) -> Iterator[None]:
+    """Models loaded inside are born sharded, so that no rank ever holds a whole one.
+
+    Args:
+        config: DeepSpeed's, of stage 3.
+        zpg: see `ZeroOptions`.
+    """
+    # Their weights are cut afterwards; told of it, transformers would refuse to convert some files.
+    alive = HfDeepSpeedConfig({key: value for key, value in config.items() if key != "tensor_parallel"})
+    try:
+        with one_hpz_group() if zpg > 1 else contextlib.nullcontext():
+            yield
+    finally:
+        del alive
+        unset_hf_deepspeed_config()
+
+
+@contextlib.contextmanager
+def one_hpz_group() -> Iterator[None]:
+    """Let DeepSpeed make the ranks' groups of --zpg once.
+
+    0.19.8 makes them for each model that is born sharded, and raises at the second, which is the reference.
+    """
+    make = groups._create_zero_param_parallel_group
+
+    def make_once(size: int) -> None:
+        if groups._get_zero_param_intra_parallel_group() is None:
+            make(size)
+
+    groups._create_zero_param_parallel_group = make_once
+    try:
+        yield
+    finally:
+        groups._create_zero_param_parallel_group = make
+
+
+@contextlib.contextmanager
+def direct_forward(model: nn.Module) -> Iterator[None]:
+    """Inside, the model may be called without its engine.
+
+    At ZeRO 3 a layer may take another one's parameters (DoRA takes those of LoRA's layers), which DeepSpeed fetches
+    only while it believes that its engine runs.
+    """
+    sharded = [m._parameters for m in model.modules() if isinstance(m._parameters, ZeROOrderedDict)]
+    for parameters in sharded:
+        parameters._in_forward = True
+    try:
+        yield
+    finally:
+        for parameters in sharded:
+            parameters._in_forward = False
+
+
+def empty(model: nn.Module) -> None:
+    """Take the memory of a model's parameters back: whoever still holds it, such as a hook, holds nothing of size."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.new_empty(0)
+        for shard in ("ds_tensor", "ds_secondary_tensor"):  # the second only with --zpg
+            if vars(tensor).get(shard) is not None:
+                vars(tensor)[shard].data = vars(tensor)[shard].data.new_empty(0)
