@@ -1,5 +1,6 @@
 """What must be the same for a run to be resumed, keyed by setting names; the words stand where they are said."""
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -10,6 +11,7 @@ from openkto.batches.loader import KTODataLoader
 from openkto.config import settings
 from openkto.distributed.gather import whole_shape
 from openkto.errors import CheckpointError
+from openkto.models.loss import KTOLoss
 
 # What is part of a run beside its settings, in the words of an error.
 WORDS = {
@@ -34,6 +36,12 @@ ALWAYS_SAVED = (
 def in_words(name: str) -> str:
     """Return what an error calls a part of the identity: its flag, or words."""
     return f"--{name}" if name in settings() else WORDS.get(name, name)
+
+
+def settings_of(loss: KTOLoss) -> dict[str, Any]:
+    """Return an objective's constants by setting names."""
+    terms = dataclasses.asdict(loss)
+    return {f"{name}_loss_weight": terms.pop(f"{name}_weight") for name in ("desirable", "undesirable")} | terms
 
 
 def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from openkto.trainer.forwards import (
     row_columns,
     to_device,
 )
-from openkto.trainer.identity import identity_of, in_words
+from openkto.trainer.identity import identity_of, in_words, settings_of
 from openkto.trainer.planning import plan_for
 from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.reference import make_reference
@@ -117,6 +117,11 @@ class KTOTrainer:
             eval_dataloader = {"eval": eval_dataloader}
         self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader
         self.loss = dataclasses.replace(loss or KTOLoss(), **loss_terms)
+        self.settings = settings_of(self.loss) | {
+            "max_norm": max_norm,
+            "ref_sync_steps": ref_sync_steps,
+            "ref_sync_alpha": ref_sync_alpha,
+        }
         if self.loss.aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.reference = make_reference(model, model.module, ref_model, strategy)
@@ -210,7 +215,7 @@ class KTOTrainer:
         if args.save_failed_step and not checkpoints.with_engine:
             raise ConfigError("--save_failed_step: needs checkpoints; got --disable_ds_ckpt. Leave one of them out.")
         loader = self.train_dataloader
-        identity = self._identity(total_steps) | args.identity
+        identity = self.settings | identity_of(self.model.module, loader, total_steps) | args.identity
         plan = {
             "micro_train_batch_size": loader.micro_train_batch_size,
             "max_tokens_per_micro_batch": loader.max_tokens,
@@ -229,13 +234,6 @@ class KTOTrainer:
             stop=self.stop,
             watchdog=self.watchdog,
         )
-
-    def _identity(self, total_steps: int) -> dict[str, Any]:
-        """Return what a run that is resumed must have again, or it would be another run."""
-        terms = dataclasses.asdict(self.loss)
-        weights = {f"{name}_loss_weight": terms.pop(f"{name}_weight") for name in ("desirable", "undesirable")}
-        own = {name: getattr(self, name) for name in ("max_norm", "ref_sync_steps", "ref_sync_alpha")}
-        return terms | weights | own | identity_of(self.model.module, self.train_dataloader, total_steps)
 
     def _wait_for_batch(self, step: int) -> float:
         """Say that the loader is at work, not what came before; return the time at which a step begins."""

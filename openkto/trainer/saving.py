@@ -139,7 +139,7 @@ class RunSaver:
         return minutes is not None and time.monotonic() - self.last_save >= 60 * minutes
 
     def note_if_best(self, run: RunState, results: dict[str, dict[str, float]]) -> bool:
-        """Note the value of the metric to keep where it is the best so far; return whether `best` is to name this step."""
+        """Note the metric to keep where it is the best so far; return whether `best` is to name this step."""
         metric = self.args.keep_best
         if metric is None or not results or run.step == 0:
             return False
