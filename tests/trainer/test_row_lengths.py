@@ -1,5 +1,6 @@
 """Models whose positions depend on the longest row of a forward: each row counts as if it ran by itself."""
 
+import functools
 import json
 import logging
 from itertools import chain
@@ -16,7 +17,7 @@ from openkto.models.loading import check_fits
 from openkto.models.positions import RowLengths, row_lengths
 from openkto.trainer.planning import plan_for
 from tests.ranks import run_ranks
-from tests.tiny import VOCABULARY, Oracle, make_trainer, quiet_args, tiny_llama, token_rows
+from tests.tiny import VOCABULARY, Oracle, TokenRowList, make_trainer, quiet_args, tiny_llama, token_rows
 
 FIRST, LONGEST = 12, 40
 LABELS = [True, False, True, True, False, False, True, False]
@@ -30,12 +31,12 @@ LONGROPE = {
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 
-def tiny_phi3(seed: int = 0) -> transformers.PreTrainedModel:
+def tiny_phi3(seed: int = 0, first: int = FIRST) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)
     config = transformers.Phi3Config(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=FIRST, pad_token_id=0,
-        rope_parameters=LONGROPE, attention_dropout=0.0,
+        num_key_value_heads=2, max_position_embeddings=1024, original_max_position_embeddings=first, pad_token_id=0,
+        rope_parameters=LONGROPE | {"original_max_position_embeddings": first}, attention_dropout=0.0,
     )  # fmt: skip
     model = transformers.Phi3ForCausalLM(config)
     for parameter in model.parameters():
@@ -52,6 +53,36 @@ def train(folder):
     rows = long_and_short_rows()
     trainer, _ = make_trainer(rows, model=tiny_phi3, batch=8, micro=8, lr=1e-3, steps=3, eval_rows=rows)
     trainer.fit(quiet_args(folder, 3, log_batches=True))
+
+
+def train_at_full_length(folder, micro):
+    """Train on rows of 77 to 486 tokens, half the answers, with a first length of 256."""
+    random = np.random.default_rng(3)
+    items = token_rows([True, False] * 8).items
+    for item, length in zip(items, np.linspace(77, 486, len(items)).astype(int), strict=True):
+        item["prompt_ids"] = random.integers(3, VOCABULARY, length // 2).tolist()
+        item["completion_ids"] = random.integers(3, VOCABULARY, length - length // 2).tolist()
+        item["completion_mask"] = [True] * len(item["completion_ids"])
+    rows = TokenRowList(items, np.arange(len(items)), max_len=512)
+    model = functools.partial(tiny_phi3, first=256)
+    trainer, _ = make_trainer(rows, model=model, batch=16, micro=micro, lr=1e-3, steps=3)
+    trainer.fit(quiet_args(folder, 3))
+
+
+@pytest.mark.slow
+def test_micro_batches_of_any_size_give_longrope_the_same_steps(tmp_path):
+    for micro in (1, 8):
+        run_ranks(train_at_full_length, 1, tmp_path, tmp_path / str(micro), micro)
+    one, eight = (
+        [
+            (line["loss"], line["grad_norm"])
+            for line in map(json.loads, path.read_text().splitlines())
+            if line["kind"] == "train"
+        ]
+        for path in (tmp_path / "1/metrics.jsonl", tmp_path / "8/metrics.jsonl")
+    )
+    assert len(one) == 3
+    np.testing.assert_allclose(eight, one, rtol=1e-4)
 
 
 def test_rows_beyond_the_first_length_of_longrope_count_as_if_alone(tmp_path):
