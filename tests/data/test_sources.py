@@ -6,6 +6,7 @@ import datasets
 import pytest
 
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.entries import read_entry
 from openkto.data.problems import Findings
 from openkto.data.sources import find_source, find_sources
 from openkto.errors import ConfigError, DataError
@@ -200,7 +201,7 @@ def test_an_entry_may_read_labels_its_own_way(write_lines, cache_dir, own, value
     entry = json.dumps({"path": str(paths[1]), **own})
     dataset = UnpairedPreferenceDataset([str(paths[0]), entry], byte_tokenizer(), 512)
     assert dataset.labels.tolist() == [True, False, *labels]
-    # In place of what the flags say, of either kind.
+    assert read_entry(entry).settings.keys() == {"label_map", "label_threshold"}  # either flag gives way
     flags = {"label_map": {"true": False, "false": True}, "label_threshold": ()}
     turned = UnpairedPreferenceDataset([str(paths[0]), entry], byte_tokenizer(), 512, **flags)
     assert turned.labels.tolist() == [False, True, *labels]

@@ -16,6 +16,7 @@ from openkto.models.adapter import base_of
 from openkto.models.fingerprint import fetch, model_fingerprint
 from openkto.models.loading import load_config, load_model, load_tokenizer, stop_token_ids
 from openkto.models.revision import split_revision
+from openkto.models.tokenizer_file import check_ids
 from tests.text_rows import write_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -106,6 +107,8 @@ def two_versions(hub):
         model.get_output_embeddings().weight.mul_(2)
     model.save_pretrained(older)
     (older / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')
+    config = json.loads((older / "config.json").read_text())
+    (older / "config.json").write_text(json.dumps(config | {"note": "the older one"}))
     (older / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
     return SimpleNamespace(newest=hub.snapshot, older=older)
 
@@ -121,11 +124,14 @@ def test_a_revision_is_what_is_loaded_hashed_and_written_out(two_versions, revis
     tokenizer = load_tokenizer(name)
     assert tokenizer.chat_template.startswith("{% for m in messages %}[{{")
     assert tokenizer.name_or_path == name
+    assert check_ids(name) == two_versions.older / "tokenizer.json"
     actor = Actor(name)
     actor.export(actor.model.state_dict(), tokenizer, tmp_path / "out", torch.float32)
     assert json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"] == [1, 3]
     assert (tmp_path / "out/chat_template.jinja").read_text() == tokenizer.chat_template
-    assert "v1.0" not in (tmp_path / "out/config.json").read_text()
+    written = (tmp_path / "out/config.json").read_text()
+    assert json.loads(written)["note"] == "the older one"
+    assert revision not in written
 
 
 def test_an_adapter_names_its_base_models_revision_and_is_put_on_it_again(two_versions, tmp_path):
