@@ -108,7 +108,8 @@ def two_versions(hub):
     model.save_pretrained(older)
     (older / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')
     config = json.loads((older / "config.json").read_text())
-    (older / "config.json").write_text(json.dumps(config | {"note": "the older one"}))
+    config["torch_dtype"] = config.pop("dtype")  # the older spelling, which an export keeps
+    (older / "config.json").write_text(json.dumps(config))
     (older / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
     return SimpleNamespace(newest=hub.snapshot, older=older)
 
@@ -130,7 +131,7 @@ def test_a_revision_is_what_is_loaded_hashed_and_written_out(two_versions, revis
     assert json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"] == [1, 3]
     assert (tmp_path / "out/chat_template.jinja").read_text() == tokenizer.chat_template
     written = (tmp_path / "out/config.json").read_text()
-    assert json.loads(written)["note"] == "the older one"
+    assert json.loads(written)["torch_dtype"] == "float32"
     assert revision not in written
 
 
