@@ -25,7 +25,6 @@ setup(
         "datasets>=4.0",
         "accelerate>=1.10",
         "peft>=0.21,<0.22",
-        "jsonargparse>=4.40",
         "PyYAML>=6",
         "numpy>=1.26",
         "pyarrow>=17",

@@ -20,7 +20,7 @@ PYTHON = "3.12"
 BUILT = ["deepspeed==0.19.8"]  # pure Python, published as source: its operators are built where they run
 NEEDED = [
     "hjson", "pydantic", "annotated-types", "typing-inspection", "typing-extensions", "datasets==5.2.0", "dill",
-    "multiprocess", "jsonargparse==4.53.0", "tensorboard==2.21.0", "tqdm", "trl==1.16.0", "liger-kernel",
+    "multiprocess", "tensorboard==2.21.0", "tqdm", "trl==1.16.0", "liger-kernel",
 ]  # fmt: skip
 OF_PYDANTIC = "pydantic-core"  # the one release that pydantic's wheel asks for
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from jsonargparse import ArgumentParser
 
 from openkto import __version__
 from openkto.config import (
@@ -166,7 +165,7 @@ def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:
     parser = _parser(command)
     _check_names(argv, command)
     try:
-        found = parser.parse_args(argv, defaults=False)
+        found, strays = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         missing = re.match(r"argument --(\w+): expected", str(error))
         if missing:
@@ -174,24 +173,25 @@ def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:
             raise ConfigError(
                 f"--{name}: needs a value; got none. Give one; write --{name}=VALUE if it begins with a dash."
             ) from None
-        stray = str(error).partition(": ")[2]
-        raise ConfigError(f"command line: a value must follow its flag; got {stray!r}. See --help.") from None
+        raise ConfigError(f"command line: must be flags with their values; got {error}. See --help.") from None
+    if strays:
+        raise ConfigError(f"command line: a value must follow its flag; got {' '.join(strays)!r}. See --help.")
     return {name: Given(f"--{name}", raw) for name, raw in vars(found).items()}
 
 
-def _parser(command: Command) -> ArgumentParser:
+def _parser(command: Command) -> argparse.ArgumentParser:
     """Return the parser of one command; it only takes the command line apart, types come later."""
-    parser = ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=f"openkto {command}",
         usage=f"openkto {command} [--config FILE] "
         f"{' '.join(f'[--{name} {USAGE[name]}]' for name in REQUIRED[command])} [--flag value ...]",
         description=DESCRIPTIONS[command],
         epilog="A boolean flag needs no value; true or false may follow it. Every setting is also a key in YAML.",
-        version=__version__,
+        argument_default=argparse.SUPPRESS,  # only what is given
+        allow_abbrev=False,
         exit_on_error=False,
-        default_env=False,
-        formatter_class=argparse.HelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     offered = _offered(command)
     for item in dataclasses.fields(RunOptions):
         if item.name in offered:
