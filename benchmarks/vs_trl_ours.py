@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.counting import FlopCount
 from benchmarks.material import CLOCKS
 from benchmarks.watch import StepWatch
 from openkto.commands import train
@@ -21,7 +22,8 @@ def main(settings: dict[str, Any]) -> None:
     """Train, and write what was seen beside the settings."""
     torch.set_num_threads(settings["threads"])
     base_gib = peak_memory_gib(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    watch = StepWatch(settings["steps"], with_parts=False, clock=CLOCKS[settings["clock"]])
+    flops = FlopCount()
+    watch = StepWatch({settings["steps"]: flops}, with_parts=False, clock=CLOCKS[settings["clock"]])
     train.main(settings["flags"])
     result = {
         "began": watch.began,
@@ -29,7 +31,7 @@ def main(settings: dict[str, Any]) -> None:
         "peak_gib": [step["peak_gib"] for step in watch.steps],
         "base_gib": base_gib,
         "processor_seconds": watch.processor_seconds,
-        "computed_flops": watch.computed_flops,
+        "computed_flops": flops.total,
         "useful_flops": [step["useful_flops"] for step in watch.steps],
         "rows": [step["rows"] for step in watch.steps],
         "tokens": [step["tokens"] for step in watch.steps],

@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import transformers
 from datasets import Dataset
 from trl import KTOConfig, KTOTrainer
 
-from benchmarks.counting import counter
+from benchmarks.counting import FlopCount
 from benchmarks.material import CLOCKS
 
 
@@ -30,17 +29,17 @@ class Watch(transformers.TrainerCallback):
         self.began = self.last = 0.0
         self.seconds: list[float] = []
         self.peak_gib: list[float] = []
-        self.counting = ExitStack()
+        self.flops = FlopCount()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:
             self.began, self.last = time.time(), self.clock()
         if state.global_step + 1 == self.counted_step:
-            self.flops = self.counting.enter_context(counter())
+            self.flops.__enter__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self.counted_step:
-            self.counting.close()
+            self.flops.__exit__()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = self.clock()
@@ -91,7 +90,7 @@ def main(settings: dict[str, Any]) -> None:
         "seconds": watch.seconds,
         "peak_gib": watch.peak_gib,
         "base_gib": base_gib,
-        "computed_flops": watch.flops.get_total_flops(),
+        "computed_flops": watch.flops.total,
         "versions": f"trl {settings['version']}, transformers {transformers.__version__}, torch {torch.__version__}",
     }
     Path(settings["result"]).write_text(json.dumps(result), encoding="utf-8")

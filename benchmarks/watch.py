@@ -1,23 +1,22 @@
 """Watches a training run from outside: where the time of its steps goes, and what it computes.
 
-Methods of the library are replaced by ones that look at the clock, in this process alone.
+Public methods of the library are wrapped in ones that look at the clock, only in this process.
 """
 
 import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 
-from benchmarks.counting import counter
 from openkto.batches.loader import KTODataLoader
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.models import Actor
+from openkto.process.stops import StopRequest
 from openkto.report.throughput import peak_memory_gib
-from openkto.trainer.kto_trainer import KTOTrainer
 from openkto.trainer.reference import AdapterReference, CachedReference, ModelReference
 from openkto.trainer.reporter import Reporter
 
@@ -29,11 +28,11 @@ PARTS = (
 class StepWatch:
     """Records of each step its seconds, the seconds of its parts, its useful work and its tokens.
 
-    A part inside another counts once, as the inner one. The step numbered `counted_step` runs under torch's counter of
-    FLOPs, which slows it down.
+    A part inside another counts once, as the inner one. A step is timed from the report of the one before to its own;
+    the first, from the end of the start-up.
 
     Args:
-        counted_step: from 1; 0 counts none.
+        around: contexts by the numbers of the steps, from 2, that run in them, such as torch's counter of FLOPs.
         with_parts: whether to look at the clock around the parts; on a GPU that waits for it each time.
         clock: returns seconds.
         between: called after each step, in no step's time.
@@ -41,7 +40,7 @@ class StepWatch:
 
     def __init__(
         self,
-        counted_step: int = 0,
+        around: dict[int, AbstractContextManager[Any]] | None = None,
         *,
         with_parts: bool = True,
         clock: Callable[[], float] = time.perf_counter,
@@ -49,10 +48,9 @@ class StepWatch:
     ) -> None:
         self.clock = clock
         self.between = between
-        self.counted_step = counted_step
+        self.around = around or {}
         self.steps: list[dict[str, Any]] = []
-        self.computed_flops: float | None = None
-        self.began: float | None = None  # when the first step did, in seconds since the epoch
+        self.began = 0.0  # when the first step did, in seconds since the epoch
         self.processor_seconds = 0.0  # of the process until then
         self.batch_seconds: list[float] = []  # the processor's, for planning and laying out each global batch
         self._last = 0.0
@@ -83,7 +81,7 @@ class StepWatch:
                 yield batch
 
         KTODataLoader.__iter__ = timed_iteration  # type: ignore[method-assign]
-        make_batch = KTODataLoader._batch
+        make_batch = KTODataLoader.make_batch
 
         def timed_batch(loader: KTODataLoader, index_N: Any) -> Any:
             started = time.thread_time()  # a thread of its own, beside the step before
@@ -91,7 +89,7 @@ class StepWatch:
             self.batch_seconds.append(time.thread_time() - started)
             return batch
 
-        KTODataLoader._batch = timed_batch  # type: ignore[method-assign]
+        KTODataLoader.make_batch = timed_batch  # type: ignore[method-assign]
 
     def _name_of_forward(self) -> str:
         if torch.is_grad_enabled():
@@ -99,26 +97,25 @@ class StepWatch:
         return "reference" if "reference" in self._open else "mismatched forward"
 
     def _watch_steps(self) -> None:
-        end_step, train_step = Reporter.step, KTOTrainer._train_step
+        begin_training, end_step = StopRequest.begin_training, Reporter.step
+        inside = ExitStack()
+
+        def begin(stop: StopRequest, *values: Any, **named: Any) -> None:
+            begin_training(stop, *values, **named)
+            self.began, self._last = time.time(), self.clock()
+            self.processor_seconds = time.process_time()
+            self._parts.clear()
 
         def step(reporter: Reporter, batch: Any, report: Any, seconds: float, *, is_last: bool) -> None:
+            inside.close()
             end_step(reporter, batch, report, seconds, is_last=is_last)
             self._end(reporter.work.of(batch), report)
+            following = len(self.steps) + 1
+            if following in self.around:
+                inside.enter_context(self.around[following])
 
-        def counted(trainer: KTOTrainer, *values: Any, **named: Any) -> Any:
-            if self.began is None:
-                self.began, self._last = time.time(), self.clock()
-                self.processor_seconds = time.process_time()
-                self._parts.clear()
-            if trainer.run.step != self.counted_step:
-                return train_step(trainer, *values, **named)
-            with counter() as flops:
-                result = train_step(trainer, *values, **named)
-            self.computed_flops = flops.get_total_flops()
-            return result
-
+        StopRequest.begin_training = begin  # type: ignore[method-assign]
         Reporter.step = step  # type: ignore[method-assign]
-        KTOTrainer._train_step = counted  # type: ignore[method-assign]
 
     def _end(self, useful_flops: float, report: Any) -> None:
         _wait_for_gpu()

@@ -28,7 +28,7 @@ def test_the_gpus_script_runs_on_a_cpu():
 
 
 def test_every_script_starts_when_it_is_called():
-    scripts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
+    scripts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py")}
     called = {path.name: text for path, text in scripts.items() if f"python -m benchmarks.{path.stem}" in text}
     assert len(called) > 10
     assert [name for name, text in called.items() if 'if __name__ == "__main__":' not in text] == []

@@ -228,12 +228,12 @@ class KTODataLoader:
         order = self.order(self.epoch)
         parts = [order[self.bounds[b] : self.bounds[b + 1]] for b in range(self.first_batch, len(self))]
         with self._worker() as worker:
-            coming = [worker.submit(self._batch, part) for part in parts[:1]]
+            coming = [worker.submit(self.make_batch, part) for part in parts[:1]]
             for part in [*parts[1:], None]:
                 ready = coming.pop()
                 batch = ready.result()
                 if part is not None:
-                    coming.append(worker.submit(self._batch, part))
+                    coming.append(worker.submit(self.make_batch, part))
                 yield batch
         self.epoch, self.first_batch = self.epoch + 1, 0
 
@@ -278,7 +278,8 @@ class KTODataLoader:
             apart_at=self.layout.apart_at,
         )
 
-    def _batch(self, index_N: IntArray) -> RankBatch:
+    def make_batch(self, index_N: IntArray) -> RankBatch:
+        """Return this rank's share of a global batch, by the positions of its rows in the data set."""
         data = self.dataset
         rows_N = data.rows[index_N]
         lengths_N = self.pair_lengths(index_N, index_N)

@@ -1,7 +1,7 @@
 """Which wheels a GPU machine without a network lacks for OpenKTO and TRL, and where to get them.
 
-    python -m benchmarks.gpu_wheels                          # lists them
-    python -m benchmarks.gpu_wheels --download .whl          # collects them there, with pip's network; about 8 MB
+    python -m benchmarks.gpu.wheels                          # lists them
+    python -m benchmarks.gpu.wheels --download .whl          # collects them there, with pip's network; about 8 MB
 
 The machine is taken to have torch 2.11, transformers 5.17, accelerate and peft on Python 3.12. There:
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu [--minutes 9] [--tiny] [--out FILE]
 
-First the checks (`gpu_checks.py`), then random-weight Llama shapes of 1B (full, ZeRO 1 and 2, one step of it profiled)
+First the checks (`checks.py`), then random-weight Llama shapes of 1B (full, ZeRO 1 and 2, one step of it profiled)
 and 8B (LoRA) on drawn rows as long as real ones, and TRL at its best on the same 1B, rows and batches where `trl` can
 be imported. Each is a process of its own that is ended when its time is over; what was left out is said. What must be
-installed beside torch, transformers, accelerate and peft: `benchmarks/gpu_wheels.py`. `--tiny` runs all of it in tiny
+installed beside torch, transformers, accelerate and peft: `benchmarks/gpu/wheels.py`. `--tiny` runs all of it in tiny
 shapes on any machine, to see that it runs. The tables are printed last.
 """
 
@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.material import draw_rows, train_tokenizer, write_model, write_rows
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LLAMA = {"max_position_embeddings": 8192, "rope_theta": 500000.0, "tie_word_embeddings": True}
 ONE_B = LLAMA | {
     "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
@@ -123,12 +123,12 @@ def measure(budget: Budget, folder: Path, *, tiny: bool, precision: str) -> dict
         "gradient_checkpointing": False, "write_model": "", "lora": 0,
     }  # fmt: skip
     results: dict[str, Any] = {
-        "checks": budget.run("checks", "benchmarks.gpu_checks", common | {"shape": checked}, 200)
+        "checks": budget.run("checks", "benchmarks.gpu.checks", common | {"shape": checked}, 200)
     }
     theirs = folder / "1b"
     has_trl = importlib.util.find_spec("trl") is not None
     results["1B full, ZeRO 1"] = budget.run(
-        "1B full ZeRO 1", "benchmarks.gpu_speed",
+        "1B full ZeRO 1", "benchmarks.gpu.speed",
         speed | {"shape": shape_1b, "zero_stage": 1, "profile": True, "write_model": str(theirs) if has_trl else ""},
         120,
     )  # fmt: skip
@@ -143,7 +143,7 @@ def measure(budget: Budget, folder: Path, *, tiny: bool, precision: str) -> dict
         ("1B full, ZeRO 2", {"shape": shape_1b, "zero_stage": 2}, 100),
         ("8B LoRA, ZeRO 1", {"shape": shape_8b, "zero_stage": 1, "lora": 16, "batch": max(8, batch // 4)}, 150),
     ):
-        results[name] = budget.run(name, "benchmarks.gpu_speed", speed | more, seconds)
+        results[name] = budget.run(name, "benchmarks.gpu.speed", speed | more, seconds)
     return results
 
 

@@ -1,6 +1,6 @@
-"""The checks of `benchmarks/gpu.py`: is what runs fast here also right? One process, a line a check.
+"""The checks of `benchmarks/gpu`: is what runs fast here also right? One process, a line a check.
 
-    python -m benchmarks.gpu_checks settings.json
+    python -m benchmarks.gpu.checks settings.json
 
 On a GPU bfloat16 is compared with float32; without one, float32 with float64. Bounds are those of the coarser dtype.
 """

@@ -1,6 +1,6 @@
-"""One measurement of `benchmarks/gpu.py`: a random-weight Llama trains; speed, memory, and where a step's time goes.
+"""One measurement of `benchmarks/gpu`: a random-weight Llama trains; speed, memory, and where a step's time goes.
 
-    python -m benchmarks.gpu_speed settings.json
+    python -m benchmarks.gpu.speed settings.json
 
 The model is made on the device, not loaded, and so is the reference, whose log-probabilities are cached before
 training; a LoRA run takes its adapter off instead.
@@ -11,6 +11,8 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +46,12 @@ KINDS = (
 def main(settings: dict[str, Any]) -> None:
     """Train, profile one step more where asked, and write what was seen."""
     trainer, strategy = make_trainer(settings)
-    watch = StepWatch(with_parts=False)
     steps = settings["steps"] + 1
+    summary: dict[str, float] = {}
+    on_gpu = strategy.device.type == "cuda"
+    watch = StepWatch({steps + 1: profiled(summary, on_gpu)} if settings["profile"] else {}, with_parts=False)
     args = FitArgs(save_path=f"{settings['folder']}/out", max_steps=steps + 1, eval_steps=0, save_steps=0,
                    use_tensorboard="none")  # fmt: skip
-    summary: dict[str, float] = {}
-    if settings["profile"]:
-        profile_last_step(steps + 1, summary)
     trainer.fit(args)
     shape, dtype = settings["shape"], torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
     rates = matrix_rates(shape, dtype, strategy.device.type)
@@ -118,25 +119,17 @@ def make_trainer(settings: dict[str, Any]) -> tuple[KTOTrainer, DeepspeedStrateg
     return trainer, strategy
 
 
-def profile_last_step(last: int, summary: dict[str, float]) -> None:
-    """Let the step of this number run under torch's profiler, and fill in the shares of its time."""
-    train_step = KTOTrainer._train_step
-
-    def profiled(trainer: KTOTrainer, *values: Any, **named: Any) -> Any:
-        if trainer.run.step != last:
-            return train_step(trainer, *values, **named)
-        on_gpu = torch.cuda.is_available()
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-        with profile(activities=activities) as profiler:
-            started = time.perf_counter()
-            result = train_step(trainer, *values, **named)
-            if on_gpu:
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - started
-        summary.update(shares(profiler, seconds, on_gpu))
-        return result
-
-    KTOTrainer._train_step = profiled  # type: ignore[method-assign]
+@contextmanager
+def profiled(summary: dict[str, float], on_gpu: bool) -> Iterator[None]:
+    """Run what is inside under torch's profiler, and fill in the shares of its time."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as profiler:
+        started = time.perf_counter()
+        yield
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+    summary.update(shares(profiler, seconds, on_gpu))
 
 
 def shares(profiler: Any, seconds: float, on_gpu: bool) -> dict[str, float]:
