@@ -83,7 +83,7 @@ def test_a_bad_weight_is_one_sentence_with_file_and_line(place, capsys):
     status, text = check(flags(place, "--weight_key", "votes"), capsys)
     assert status == 3
     assert (
-        f"error: {place}/rows.jsonl:21: votes, the row's weight, must be a number of at least 0; got -3. Fix the row, "
+        f"error: {place}/rows.jsonl:21: votes, the row's weight, must be a number, 0 or more; got -3. Fix the row, "
         "or pass --on_bad_rows skip to leave such rows out.\n"
     ) in text
 

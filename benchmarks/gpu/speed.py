@@ -28,6 +28,7 @@ from openkto.config import LoraConfig
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.models import Actor, load_tokenizer
+from openkto.process.stops import StopRequest
 from openkto.report.throughput import device_peak_flops
 from openkto.trainer import FitArgs, KTOTrainer
 from openkto.trainer.reference_cache import ReferenceCache
@@ -104,7 +105,7 @@ def make_trainer(settings: dict[str, Any]) -> tuple[KTOTrainer, DeepspeedStrateg
         cache = ReferenceCache(Path(settings["folder"]) / "reference", {}, strategy, [loader], total)
         cache.look_up()
         with strategy.passing_model(make_actor(settings | {"write_model": ""}, strategy, 0)) as frozen:
-            cache.fill(frozen, lambda: None)
+            cache.fill(frozen, lambda: None, StopRequest())
         reference = cache.reference()
     actor = make_actor(settings, strategy, settings["lora"])
     optimizer = strategy.create_optimizer(actor, lr=1e-6)

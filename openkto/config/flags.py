@@ -1,6 +1,6 @@
 """Reads a run from the command line and a YAML file: `parse(argv, command)`.
 
-Flags and YAML keys have one flat set of names, those of `openkto/config.py`; a flag wins over the file. Every value
+Flags and YAML keys have one flat set of names, those of `openkto/config`; a flag overrides the file. Every value
 arrives as text and is turned into its type in one place, so `1e-6` or `on` means the same in both.
 """
 
@@ -48,14 +48,14 @@ REQUIRED: dict[Command, tuple[str, ...]] = {
 # What each command does, in `openkto --help` and in its own.
 DESCRIPTIONS: dict[str, str] = {
     "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
-    "precompute_reference": "Compute what a training run asks of its reference, so that --ref_mode cached finds it "
-    "done. Takes the run's own flags.",
+    "precompute_reference": "Compute the reference's log-probabilities ahead of a training run with --ref_mode cached. "
+    "Give it the run's own flags.",
     "evaluate": "Compare a model with its reference on labelled rows: loss, kl, rewards, auc, accuracy.",
     "report": "Show a run's curves, what they mean and its likely label errors on one HTML page. Several runs are "
-    "shown side by side. It works on a run that is still going, too.",
+    "shown side by side. The run may still be training.",
     "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
-    "convert_checkpoint": "Write the model, or adapter, of a checkpoint (--load_checkpoint) to --save_path. --pretrain "
-    "is what training started from: its configuration, tokenizer and frozen weights are taken.",
+    "convert_checkpoint": "Write the model or adapter of a checkpoint (--load_checkpoint) to --save_path. --pretrain "
+    "is the model that training started from: its configuration, tokenizer and frozen weights are used.",
 }
 
 USAGE = {
@@ -84,7 +84,7 @@ MAPPINGS = ("chat_template_kwargs",)
 # A boolean flag may stand alone.
 SWITCH = {"nargs": "?", "const": "true"}
 
-# What `evaluate` has no use for.
+# What `evaluate` does not use.
 TRAIN_ONLY = {name for name in settings() if option_of(name).train_only} | {"openrlhf_defaults"}
 
 # All that the commands take which make one folder out of another.
@@ -100,23 +100,23 @@ OPENRLHF_SCRIPT = {"save_steps", "logging_steps", "eval_steps"}
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is asked only of this start of the program, and what the parser has to tell."""
+    """Flags that are not part of a run, and what the parser reports."""
 
     config: str | None = option(
-        None, "YAML file with any of these settings; flags win over it", default_text="none", is_path=True
+        None, "a YAML file with any of these settings; flags override it", default_text="none", is_path=True
     )
-    check: bool = option(False, "check the configuration and the data, and end")
-    preview: int = option(0, "print so many rows of each class as the model sees them, and end", "rows", at_least=0)
-    debug: bool = option(False, "show the traceback of an error")
+    check: bool = option(False, "check the configuration and the data, train nothing")
+    preview: int = option(0, "print N rows of each class as the model sees them, train nothing", "rows", at_least=0)
+    debug: bool = option(False, "show an error's traceback")
     openrlhf_defaults: bool = option(
         False,
-        "list the defaults that differ from OpenRLHF's and were not given, as is done for its own scripts",
-        default_text="off, or on beside --save_steps, --logging_steps and --eval_steps",
+        "list the settings that were not given and whose default differs from OpenRLHF's",
+        default_text="off; on if --save_steps, --logging_steps and --eval_steps are given, as in OpenRLHF's scripts",
     )
     output: str | None = option(
         None,
-        "JSON file with the results",
-        default_text="evaluation.json in --save_path, else beside the model of a run",
+        "the JSON file for the results",
+        default_text="evaluation.json in --save_path, or else next to the model",
         is_path=True,
     )
     given: frozenset[str] = frozenset()  # the settings given by flag or file

@@ -26,30 +26,36 @@ class ModelConfig:
         may_differ=True,
     )
     ref_pretrain: str | None = option(
-        None, "the frozen reference, likewise", default_text="what training starts from", is_path=True, may_differ=True
+        None,
+        "the frozen reference model: a Hugging Face name, a folder, or a LoRA adapter's folder",
+        default_text="what training starts from",
+        is_path=True,
+        may_differ=True,
     )
     revision: str | None = option(
         None,
-        "the branch, tag or commit of --pretrain, a model on the Hub; owner/name@revision says the same",
+        "the branch, tag or commit of --pretrain on the Hub; the same as --pretrain owner/name@revision",
         default_text="the newest",
         may_differ=True,
     )
     ref_revision: str | None = option(
         None,
-        "likewise, of the reference",
-        default_text="the newest; that of --pretrain where the model is the same",
+        "the branch, tag or commit of the reference model on the Hub",
+        default_text="the newest; if the model is the same, that of --pretrain",
         may_differ=True,
     )
     ref_mode: str = option(
         "auto",
-        "the reference is a model of its own, the policy with its LoRA adapter off or as it started, or a cache of the "
-        "model's log-probabilities, filled before training; auto is adapter where the policy has one and "
-        "--ref_pretrain names no other model, else cached where the cache holds all of the run, else model",
+        "where the reference's log-probabilities come from. model: a second model; adapter: the policy with its LoRA "
+        "adapter off, or with the adapter that it started from; cached: computed once before training and kept on "
+        "disk. "
+        "auto: adapter if the policy has one and --ref_pretrain names no other model, else cached if the cache already "
+        "holds the whole run, else model",
         choices=REF_MODES,
     )
     ref_sync_steps: int = option(
         0,
-        "move the reference towards the policy every so many (TR-DPO); 0 is never",
+        "every N steps, move the reference towards the policy (TR-DPO); 0 is never",
         "steps",
         at_least=0,
         below=LARGE,
@@ -58,8 +64,8 @@ class ModelConfig:
     )
     ref_sync_alpha: float = option(
         0.6,
-        "how far: 1 makes the reference the policy",
-        "share of the way",
+        "how far --ref_sync_steps moves the reference: 1 makes it equal to the policy",
+        "fraction",
         above=0,
         at_most=1,
         train_only=True,
@@ -67,7 +73,7 @@ class ModelConfig:
     )
     ref_cache_dir: str | None = option(
         None,
-        "where the reference's log-probabilities are kept, shared by all nodes",
+        "folder of the cached reference log-probabilities; on several nodes it must be on a shared disk",
         default_text="ref in $OPENKTO_CACHE or ~/.cache/openkto",
         is_path=True,
     )
@@ -75,11 +81,14 @@ class ModelConfig:
     trust_remote_code: bool = option(False, "run Python code that comes with a model or tokenizer")
     disable_fast_tokenizer: bool = option(False, "use the tokenizer's slow implementation")
     attn_implementation: str = option(
-        "auto", "attention kernel; auto is the best that is installed", choices=ATTENTION, openrlhf="flash_attention_2"
+        "auto",
+        "the attention kernel; auto takes the best one that is installed",
+        choices=ATTENTION,
+        openrlhf="flash_attention_2",
     )
     packing: str = option(
         "auto",
-        "lay the rows of a micro-batch end to end, without padding; auto does where the model's attention can",
+        "put the rows of a micro-batch end to end, without padding; auto does so if the model's attention supports it",
         choices=PACKING,
     )
     param_dtype: str | None = option(
@@ -99,20 +108,20 @@ class ModelConfig:
     )
     gradient_checkpointing: bool | str = option(
         False,
-        "recompute activations in the backward pass: all of them, or, selective, all but the results of matrix "
-        "products and attention: less memory, slower",
+        "recompute activations in the backward pass, which saves memory and is slower; selective keeps the results of "
+        "matrix products and attention and recomputes the rest",
         choices=("true", "false", "selective"),
         train_only=True,
     )
     gradient_checkpointing_use_reentrant: bool = option(
-        False, "use torch's reentrant form of gradient checkpointing", train_only=True
+        False, "use torch's reentrant gradient checkpointing", train_only=True
     )
     use_liger_kernel: bool = option(
-        False, "take the Liger package's fused norms, rotary positions and SwiGLU in known models; needs a GPU"
+        False, "use the Liger package's fused norms, rotary embeddings and SwiGLU in models that it knows; needs a GPU"
     )
     torch_compile: bool = option(
         False,
-        "compile the model's layers, and the head's passes over logits, with torch.compile: a slow start, faster steps",
+        "compile the model's layers and its head with torch.compile: a slow start, then faster steps",
         train_only=True,
     )
 
@@ -132,15 +141,15 @@ class LoraConfig:
     )
     target_modules: list[str] = option(  # noqa: RUF009 (a plain field)
         [ALL_LINEAR],
-        "the modules to adapt, by the ends of their names; all-linear is every linear one, experts too, but the head "
-        "and routers",
+        "the modules to adapt, by the ends of their names; all-linear is every linear layer, experts included, except "
+        "the head and the routers",
         default_text=ALL_LINEAR,
         train_only=True,
         same_run=True,
     )
     lora_dropout: float = option(
         0.0,
-        "dropout in the adapter, only in the forwards that train",
+        "dropout in the adapter, only in forward passes that train",
         "probability",
         at_least=0,
         below=1,
@@ -149,56 +158,57 @@ class LoraConfig:
     )
     use_rslora: bool = option(False, "scale the adapter by alpha / sqrt(rank) (rsLoRA)", train_only=True, same_run=True)
     use_dora: bool = option(
-        False, "also train the length of each output's weight vector (DoRA)", train_only=True, same_run=True
+        False, "also train the magnitude of each output's weight vector (DoRA)", train_only=True, same_run=True
     )
     lora_modules_to_save: list[str] = option(  # noqa: RUF009 (a plain field)
         [],
-        "modules to train whole and to save with the adapter, by the ends of their names",
+        "modules to train in full and to save with the adapter, by the ends of their names",
         default_text="none",
         train_only=True,
         same_run=True,
     )
     target_parameters: list[str] = option(  # noqa: RUF009 (a plain field)
         [],
-        "the experts' weights to adapt, by the ends of their names, such as mlp.experts.gate_up_proj, and no others",
+        "adapt only these weights of the experts, by the ends of their names, such as mlp.experts.gate_up_proj",
         default_text="those that --target_modules names",
         train_only=True,
         same_run=True,
     )
     load_in_4bit: bool = option(
-        False, "keep the frozen weights in 4 bits (QLoRA); needs a GPU and bitsandbytes", same_run=True
+        False, "keep the frozen weights in 4 bits (QLoRA); needs a GPU and the package bitsandbytes", same_run=True
     )
 
 
 @dataclass(frozen=True)
 class LossConfig:
     loss_type: str = option(
-        "kto", "the objective; docs/losses.md says when to use which", choices=tuple(LOSSES), same_run=True
+        "kto", "the loss; docs/losses.md says when to use which", choices=tuple(LOSSES), same_run=True
     )
     beta: float = option(
         0.1,
-        "how strongly the policy is held to the reference; larger is closer",
+        "how strongly the policy is kept near the reference; a larger value keeps it nearer",
         above=0,
         openrlhf="0.01",
         same_run=True,
     )
     desirable_loss_weight: float | str = option(
         1.0,
-        "weight of desirable rows; auto raises the smaller class until both weigh the same",
+        "weight of desirable rows; auto raises the weight of the smaller class until both classes weigh the same",
         at_least=0,
         same_run=True,
     )
     undesirable_loss_weight: float | str = option(
         1.0,
-        "weight of undesirable rows; auto raises the smaller class until both weigh the same",
+        "weight of undesirable rows; auto raises the weight of the smaller class until both classes weigh the same",
         at_least=0,
         same_run=True,
     )
-    label_smoothing: float = option(
-        0.0, "the probability with which a label is taken to be wrong", at_least=0, below=0.5, same_run=True
-    )
+    label_smoothing: float = option(0.0, "the probability that a label is wrong", at_least=0, below=0.5, same_run=True)
     sft_loss_coef: float = option(
-        0.0, "weight of the negative log-likelihood of the desirable rows' completion tokens", at_least=0, same_run=True
+        0.0,
+        "weight of an SFT term: the negative log-likelihood of the desirable rows' completion tokens",
+        at_least=0,
+        same_run=True,
     )
     humanline_low: float = option(
         -1.0,
@@ -212,7 +222,11 @@ class LossConfig:
         1.5, "kto_humanline: a token's log-ratio is clamped to at most this", "nats", above=0, below=100, same_run=True
     )
     aux_loss_coef: float = option(
-        0.0, "weight of the balancing loss of mixture-of-experts models", at_least=0, train_only=True, same_run=True
+        0.0,
+        "weight of the load-balancing loss of mixture-of-experts models",
+        at_least=0,
+        train_only=True,
+        same_run=True,
     )
 
     @property

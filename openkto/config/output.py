@@ -15,10 +15,10 @@ HIGHER_IS_BETTER = {
 
 @dataclass(frozen=True)
 class OutputConfig:
-    save_path: str = option("./ckpt", "folder of the trained model, run.yaml and metrics.jsonl", is_path=True)
+    save_path: str = option("./ckpt", "folder for the trained model, run.yaml and metrics.jsonl", is_path=True)
     use_tensorboard: str | None = option(
         None,
-        "folder of TensorBoard's files; none turns it off",
+        "folder for TensorBoard's files; none turns it off",
         default_text="<save_path>/tensorboard",
         is_path=True,
         openrlhf="off",
@@ -39,7 +39,7 @@ class OutputConfig:
 class CheckpointConfig:
     ckpt_path: str | None = option(
         None,
-        "folder of the checkpoints, shared by all nodes",
+        "folder for the checkpoints; on several nodes it must be on a shared disk",
         default_text="<save_path>/checkpoints",
         is_path=True,
         openrlhf="./ckpt/checkpoints_kto",
@@ -47,17 +47,17 @@ class CheckpointConfig:
     )
     save_steps: int = option(
         -1,
-        "save a checkpoint every so many, and at the end; -1 once an epoch, 0 only when the run is stopped early",
+        "save a checkpoint every N steps and at the end; -1 is once per epoch, 0 only when the run is stopped early",
         "steps",
         at_least=-1,
         below=LARGE,
-        default_text="-1: once an epoch",
+        default_text="-1: once per epoch",
         openrlhf="-1: never",
         train_only=True,
     )
     save_every_minutes: float | None = option(
         None,
-        "also save one when so long has passed since the last",
+        "also save a checkpoint when N minutes have passed since the last one",
         "minutes",
         above=0,
         default_text="off",
@@ -65,55 +65,57 @@ class CheckpointConfig:
     )
     max_ckpt_num: int = option(
         3,
-        "keep so many checkpoints; the oldest goes when a new one is complete",
+        "keep at most N checkpoints; the oldest is deleted when a new one is complete",
         at_least=1,
         below=LARGE,
         train_only=True,
     )
     max_ckpt_mem: float = option(
-        1e8, "keep checkpoints of so much in all, the newest in any case", "GB", above=0, train_only=True
+        1e8, "keep at most N GB of checkpoints; the newest is always kept", "GB", above=0, train_only=True
     )
     keep_best: str | None = option(
         None,
-        "a metric of the first evaluation set, such as rewards/auc; its best step is saved and never deleted",
+        "a metric of the first evaluation set, such as rewards/auc; the checkpoint of its best step is never deleted",
         choices=tuple(HIGHER_IS_BETTER),
         default_text="off",
         train_only=True,
     )
     save_hf_ckpt: bool = option(
-        False, "with each checkpoint also save the model as a Hugging Face folder", train_only=True
+        False, "also save the model as a Hugging Face folder with each checkpoint", train_only=True
     )
     disable_ds_ckpt: bool = option(
-        False, "write no DeepSpeed checkpoints; a run cannot be resumed then", train_only=True
+        False, "write no DeepSpeed checkpoints; the run then cannot be resumed", train_only=True
     )
     save_failed_step: bool = option(
         False,
-        "save a checkpoint of the state before a step that gives NaN, so that the step can be made again",
+        "save the state before a step that gives NaN, so that the step can be repeated",
         train_only=True,
     )
     load_checkpoint: bool | str = option(
         False,
-        "resume from the newest complete checkpoint, or start anew where there is none; a path (a checkpoint, a run's "
-        "folder, .../best) demands that one",
+        "resume from the newest complete checkpoint, or start from the beginning if there is none; with a path (a "
+        "checkpoint, a run's folder, .../best) resume from that one or stop with an error",
         is_path=True,
         train_only=True,
         of_one_start=True,
     )
     overwrite: bool = option(
         False,
-        "start anew where --save_path holds another model or run: the model is replaced when the new one is complete, "
-        "checkpoints and records are kept under a number",
+        "start from the beginning although --save_path holds another model or run: the model is replaced when the new "
+        "one is complete; old checkpoints and records are kept under a number",
         train_only=True,
         of_one_start=True,
     )
     use_ds_universal_ckpt: bool = option(
         False,
-        "accepted for OpenRLHF's sake: any checkpoint is resumed on any number of ranks and any ZeRO stage",
+        "does nothing; accepted because OpenRLHF has it. Any checkpoint can be resumed on any number of ranks and at "
+        "any "
+        "ZeRO stage",
         train_only=True,
     )
     max_time: str | None = option(
         None,
-        "save and stop when the command has run so long",
+        "save a checkpoint and stop when the command has run for this long",
         "days:hours:minutes:seconds",
         default_text="no limit",
         is_duration=True,
@@ -121,11 +123,15 @@ class CheckpointConfig:
         of_one_start=True,
     )
     stall_minutes: float = option(
-        30.0, "when nothing moved for so long, show what every rank is doing; 0 is never", "minutes", at_least=0
+        30.0,
+        "when the run has made no progress for N minutes, show what every rank is doing; 0 is never",
+        "minutes",
+        at_least=0,
     )
     stall_end_minutes: float = option(
         90.0,
-        "when nothing moved for so long after --stall_minutes, end all ranks with the status of a stop; 0 is never",
+        "when there is still no progress N minutes after --stall_minutes, end all ranks with exit status 75; 0 is "
+        "never",
         "minutes",
         at_least=0,
     )

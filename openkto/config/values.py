@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openkto.config import METRIC_SCHEDULERS, Option, default_text
+from openkto.config.option import LARGE
 from openkto.errors import ConfigError
 
 DAYS_TOO_MANY = 10_000  # a slip of the hand
@@ -44,7 +45,8 @@ def convert(item: dataclasses.Field[Any], given: Given) -> Any:
     except ValueError:
         got = "nothing" if raw in (None, "", []) else _short(raw)
         cure = "Correct it." if default_text(item).startswith("required") else "Correct it, or leave it out."
-        raise ConfigError(f"{given.place}: must be {rule(item)}; got {got}. {cure}") from None
+        allowed = f"below {LARGE}" if _is_too_large(raw, known) else rule(item)
+        raise ConfigError(f"{given.place}: must be {allowed}; got {got}. {cure}") from None
 
 
 def convert_one(raw: Raw, kind: str, known: Option) -> Any:
@@ -90,7 +92,7 @@ def _split(raw: str | list[str]) -> list[str]:
 
 
 def rule(item: dataclasses.Field[Any]) -> str:
-    """Say in words what a setting may be: "a whole number of at least 1"."""
+    """Say in words what a setting may be: "a whole number, 1 or more"."""
     known: Option = item.metadata["option"]
     if known.choices:
         return f"one of {', '.join(known.choices[:-1])} or {known.choices[-1]}"
@@ -105,19 +107,45 @@ def rule(item: dataclasses.Field[Any]) -> str:
         "bool | str": "true, false or a path",
         "str": "a path or name" if known.is_path else "text",
         "list[str]": "one or more paths or names",
-        "list[float]": "numbers, each",
+        "list[float]": "numbers",
         "tuple[float, float]": "two numbers",
     }
+    kind, bounds = words[kind_of(item)], in_bounds(item)
+    if not bounds:
+        return kind
+    if is_list(item):
+        return f"{kind}, each {bounds}"
+    return f"{kind} {bounds}" if bounds.startswith("above") else f"{kind}, {bounds}"
+
+
+def in_bounds(item: dataclasses.Field[Any]) -> str:
+    """Say in words between which bounds a number may be: "1 or more"; "" where it has none.
+
+    A bound that only a slip of the hand passes is said where it is passed.
+    """
+    known: Option = item.metadata["option"]
+    below = None if known.below == LARGE else known.below
+    if kind_of(item).startswith("int") and known.at_least is not None and below is not None:
+        return f"{known.at_least:g} to {below - 1:.10g}"
+    if known.at_least is not None and below is None and known.at_most is None:
+        return f"{known.at_least:g} or more"
     bounds = []
     if known.above is not None:
         bounds.append(f"above {known.above:g}")
     if known.at_least is not None:
-        bounds.append(f"of at least {known.at_least:g}")
-    if known.below is not None:
-        bounds.append(f"below {known.below:.10g}")
+        bounds.append(f"at least {known.at_least:g}")
+    if below is not None:
+        bounds.append(f"below {below:g}")
     if known.at_most is not None:
         bounds.append(f"at most {known.at_most:g}")
-    return f"{words[kind_of(item)]} {' and '.join(bounds)}".strip()
+    return " and ".join(bounds)
+
+
+def _is_too_large(raw: Raw, known: Option) -> bool:
+    try:
+        return known.below == LARGE and isinstance(raw, str) and float(raw) >= LARGE
+    except ValueError:
+        return False
 
 
 def kind_of(item: dataclasses.Field[Any]) -> str:

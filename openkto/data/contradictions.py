@@ -10,7 +10,7 @@ def contradictions(
 
     Args:
         rows: the rows' numbers.
-        prompt_keys, completion_keys: a number of at least 0 for each different one.
+        prompt_keys, completion_keys: a whole number from 0 for each different one.
         labels: true for desirable.
     """
     codes = prompt_keys * (completion_keys.max(initial=0) + 1) + completion_keys

@@ -1,4 +1,4 @@
-"""Read a row's own weight: a number of at least 0, from the field that --weight_key names."""
+"""Read a row's own weight: a number, 0 or more, from the field that --weight_key names."""
 
 import math
 
@@ -18,5 +18,5 @@ def read_weight(place: str, key: str, value: object) -> float:
         except (ValueError, OverflowError):
             weight = math.nan
     if not (math.isfinite(weight) and weight >= 0):
-        raise BadRow(place, "weight", f"{key}, the row's weight, must be a number of at least 0", shorten(value))
+        raise BadRow(place, "weight", f"{key}, the row's weight, must be a number, 0 or more", shorten(value))
     return weight

@@ -253,13 +253,13 @@ def test_openrlhf_defaults_that_differ_are_said_unless_given():
         "attn_implementation: auto (OpenRLHF: flash_attention_2)",
         "param_dtype: bf16 on a GPU, fp32 on a CPU (OpenRLHF: bf16)",
         "input_template: text prompts as they are (OpenRLHF: 'User: {}\\nAssistant: ')",
-        "apply_chat_template: on where the tokenizer has a template, unless --input_template is given (OpenRLHF: off)",
+        "apply_chat_template: on if the tokenizer has a template, unless --input_template is given (OpenRLHF: off)",
         "beta: 0.1 (OpenRLHF: 0.01)",
         "learning_rate: 1e-6, with LoRA 1e-5 (OpenRLHF: 1e-5)",
-        "grad_accum_dtype: fp32: bf16 loses 0.7% of the gradient (OpenRLHF: the model's own)",
+        "grad_accum_dtype: fp32 (bf16 loses 0.7% of the gradient) (OpenRLHF: the model's own)",
         "use_tensorboard: <save_path>/tensorboard (OpenRLHF: off)",
         "ckpt_path: <save_path>/checkpoints (OpenRLHF: ./ckpt/checkpoints_kto)",
-        "save_steps: -1: once an epoch (OpenRLHF: -1: never)",
+        "save_steps: -1: once per epoch (OpenRLHF: -1: never)",
     ]
     assert "wandb_project: openkto (OpenRLHF: openrlhf_train_dpo)" in openrlhf_differences(set(), use_wandb=True)
 

@@ -148,7 +148,7 @@ def test_help_is_grouped_and_imports_nothing_heavy(command):
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.endswith("set()\n")
     text = " ".join(shown.split())
-    for piece in ("model:", "DeepSpeed:", "(default: 0.1)", "longest prompt and completion together [tokens]"):
+    for piece in ("model:", "DeepSpeed:", "(default: 0.1)", "longest row: prompt and completion together [tokens]"):
         assert piece in text
     assert ("optimizer and schedule:" in text and "--learning_rate" in text) == (command == "train")
 
@@ -174,14 +174,14 @@ SENTENCES = [
     ("--learning_rate inf",
      "--learning_rate: must be a number above 0 and below 10; got 'inf'."
      " Correct it, or leave it out."),
-    ("--lr_warmup_ratio 1", "--lr_warmup_ratio: must be a number of at least 0 and below 1; got '1'. "
+    ("--lr_warmup_ratio 1", "--lr_warmup_ratio: must be a number, at least 0 and below 1; got '1'. "
      "Correct it, or leave it out."),
-    ("--adam_betas 0.9 1.0", "--adam_betas: must be two numbers of at least 0 and below 1; got '0.9 1.0'. "
+    ("--adam_betas 0.9 1.0", "--adam_betas: must be two numbers, each at least 0 and below 1; got '0.9 1.0'. "
      "Correct it, or leave it out."),
-    ("--adam_betas 0.9", "--adam_betas: must be two numbers of at least 0 and below 1; got '0.9'. "
+    ("--adam_betas 0.9", "--adam_betas: must be two numbers, each at least 0 and below 1; got '0.9'. "
      "Correct it, or leave it out."),
     ("--max_epochs 1.5",
-     "--max_epochs: must be a whole number of at least 1 and below 2147483648; got '1.5'."
+     "--max_epochs: must be a whole number, 1 or more; got '1.5'."
      " Correct it, or leave it out."),
     ("--flash_attn", "--flash_attn: must be a flag of openkto train; got an unknown one. Its name here is "
      "--attn_implementation."),
@@ -190,16 +190,17 @@ SENTENCES = [
     ("--packing_samples",
      "--packing_samples: must be a flag of openkto train; got an unknown one. Its name here is --packing."),
     ("--max_len 2",
-     "--max_len: must be a whole number of at least 3 and below 2147483648; got '2'."
+     "--max_len: must be a whole number, 3 or more; got '2'."
      " Correct it, or leave it out."),
+    ("--max_steps 9999999999", "--max_steps: must be below 2147483648; got '9999999999'. Correct it, or leave it out."),
     ("--eval_steps -2",
-     "--eval_steps: must be a whole number of at least -1 and below 2147483648; got '-2'."
+     "--eval_steps: must be a whole number, -1 or more; got '-2'."
      " Correct it, or leave it out."),
-    ("--zero_stage 4", "--zero_stage: must be a whole number of at least 0 and below 4; got '4'. "
+    ("--zero_stage 4", "--zero_stage: must be a whole number, 0 to 3; got '4'. "
      "Correct it, or leave it out."),
     ("--overlap_comm maybe", "--overlap_comm: must be true or false; got 'maybe'. Correct it, or leave it out."),
     ("--param_dtype fp8", "--param_dtype: must be one of bf16, fp16 or fp32; got 'fp8'. Correct it, or leave it out."),
-    ("--desirable_loss_weight much", "--desirable_loss_weight: must be auto or a number of at least 0; got 'much'. "
+    ("--desirable_loss_weight much", "--desirable_loss_weight: must be auto or a number, 0 or more; got 'much'. "
      "Correct it, or leave it out."),
     ("--save_path=", "--save_path: must be a path or name; got nothing. Correct it, or leave it out."),
     ("--lr_scheduler reduce_lr_on_plateau", "--lr_scheduler: must be a schedule that is a function of the step; "
@@ -221,7 +222,7 @@ SENTENCES = [
      "loss or rewards/rejected; got 'los'. Correct it, or leave it out."),
     ("--zpg 2", "--zpg: needs --zero_stage 3: a second copy is of parameters that are sharded; got --zero_stage 2. "
      "Take --zero_stage 3, or leave it out."),
-    ("--zpg 0", "--zpg: must be a whole number of at least 1 and below 2147483648; got '0'. Correct it, or leave it "
+    ("--zpg 0", "--zpg: must be a whole number, 1 or more; got '0'. Correct it, or leave it "
      "out."),
     ("--param_offload --zero_stage 1", "--param_offload: needs --zero_stage 3: parameters are moved where they are "
      "sharded; got --zero_stage 1. Take --zero_stage 3, or leave it out."),
@@ -313,10 +314,10 @@ SENTENCES = [
     ("--train_batch_size 1 --loss_type kto_humanline", "--train_batch_size: must be at least 2 with --loss_type "
      "kto_humanline, whose reference point pairs each prompt with another row's completion; got 1. Raise it, or take "
      "--loss_type apo_zero_unpaired."),
-    ("--label_smoothing 0.5", "--label_smoothing: must be a number of at least 0 and below 0.5; got '0.5'. Correct it, "
+    ("--label_smoothing 0.5", "--label_smoothing: must be a number, at least 0 and below 0.5; got '0.5'. Correct it, "
      "or leave it out."),
-    ("--sft_loss_coef -1", "--sft_loss_coef: must be a number of at least 0; got '-1'. Correct it, or leave it out."),
-    ("--humanline_low 0", "--humanline_low: must be a number of at least -100 and below 0; got '0'. Correct it, "
+    ("--sft_loss_coef -1", "--sft_loss_coef: must be a number, 0 or more; got '-1'. Correct it, or leave it out."),
+    ("--humanline_low 0", "--humanline_low: must be a number, at least -100 and below 0; got '0'. Correct it, "
      "or leave it out."),
     ("--humanline_high 2", "--humanline_high: goes with --loss_type kto_humanline; got --loss_type kto. Take that, or "
      "leave it out."),
@@ -404,7 +405,7 @@ FILES = [
     ("beta: [0.1]", "run.yaml: beta: must be a number above 0; got '0.1'. Correct it, or leave it out."),
     ("beta: -1", "run.yaml: beta: must be a number above 0; got '-1'. Correct it, or leave it out."),
     ("train_batch_size: true",
-     "run.yaml: train_batch_size: must be a whole number of at least 1 and below 2147483648; got 'true'. "
+     "run.yaml: train_batch_size: must be a whole number, 1 or more; got 'true'. "
      "Correct it, or leave it out."),
     ("eval_dataset: []", "run.yaml: eval_dataset: must be one or more paths or names; got nothing. Correct it, or "
      "leave it out."),

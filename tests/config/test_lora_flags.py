@@ -45,7 +45,7 @@ def test_the_flags_of_openrlhf_and_peft_are_read():
         ),
         (
             "--lora_rank 8 --lora_dropout 1",
-            "--lora_dropout: must be a number of at least 0 and below 1; got '1'. Correct it, or leave it out.",
+            "--lora_dropout: must be a number, at least 0 and below 1; got '1'. Correct it, or leave it out.",
         ),
         (
             "--ref_mode none",

@@ -433,7 +433,7 @@ def test_a_bad_weight_is_named_by_file_and_line_or_skipped(write_lines):
     lines = [row | {"w": weight} for row, weight in zip(rows(2, 1), (1, -1, 1), strict=True)]
     path = write_lines(lines)
     assert error_of(path, weight_key="w").startswith(
-        f"{path}:2: w, the row's weight, must be a number of at least 0; got -1. "
+        f"{path}:2: w, the row's weight, must be a number, 0 or more; got -1. "
     )
     assert make(path, weight_key="w", on_bad_rows="skip").report.skipped == {"weight": 1}
 

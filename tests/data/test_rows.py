@@ -347,7 +347,7 @@ def test_every_form_has_weights_and_a_pair_weighs_both_its_rows(record, expected
 def test_a_weight_is_a_number_of_at_least_zero(value, got):
     record = {"prompt": "a", "completion": "b", "label": True, "w": value}
     assert error_of(record, weight_key="w") == (
-        f"f:0: w, the row's weight, must be a number of at least 0; got {got}. {CURE}"
+        f"f:0: w, the row's weight, must be a number, 0 or more; got {got}. {CURE}"
     )
 
 
