@@ -70,6 +70,40 @@ def test_imports_run_one_way(path):
         assert part in DOORS.get(top, {part}), f"{part} imports {name}"
 
 
+def test_no_module_imports_itself_on_a_way_round():
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    left = {name: imported_modules(path, modules) - {name} for name, path in modules.items()}
+    while ends := {name for name, others in left.items() if not others & left.keys()}:
+        left = {name: others for name, others in left.items() if name not in ends}
+    assert not left, f"modules that wait for each other: {sorted(left)}"
+
+
+def imported_modules(path: Path, modules: dict[str, Path]) -> set[str]:
+    """Return the library's modules that one imports, in functions too; for types only does not count."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    left_out = {inner for node in types for inner in ast.walk(node)}
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node not in left_out:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys() or {node.module}
+    return names & modules.keys()
+
+
+def test_the_names_that_users_import_are_there():
+    from openkto.config import LoraConfig
+    from openkto.data.dataset import UnpairedPreferenceDataset
+    from openkto.data.loader import KTODataLoader
+    from openkto.distributed.strategy import DeepspeedStrategy
+    from openkto.models import Actor, load_tokenizer
+    from openkto.models.loss import KTOLoss
+    from openkto.trainer import FitArgs, KTOTrainer
+    from openkto.trainer.schedule import create_scheduler
+
+    named = (LoraConfig, UnpairedPreferenceDataset, KTODataLoader, DeepspeedStrategy, Actor, load_tokenizer, KTOLoss)
+    assert all(callable(name) for name in (*named, FitArgs, KTOTrainer, create_scheduler))
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate", "report", "merge_lora"])
 def test_help_and_wrong_flags_need_no_heavy_package(command):
     code = (
