@@ -1,0 +1,78 @@
+"""What became of the rows, and what a run says of it."""
+
+import logging
+from dataclasses import dataclass
+
+from openkto.data.notes import INFORMATION, WARNINGS
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What became of the rows; JSON-able through `dataclasses.asdict`.
+
+    Kept and cut rows are counted as an epoch sees them, mixing included; skipped records (a pair is one) by kind.
+    """
+
+    rows_read: int
+    kept: int
+    desirable: int
+    undesirable: int
+    cut_desirable: int
+    cut_undesirable: int
+    left_out_desirable: int
+    left_out_undesirable: int
+    skipped: dict[str, int]
+    first_skipped: dict[str, str]
+    merged: int
+    template_differs: int
+    special_markup: int
+    notes: dict[str, int]  # kept rows before mixing, by what was special about them (openkto/data/notes.py)
+    unlabelled: dict[str, int]
+    findings: list[str]
+    unread: list[str]  # the fields with values that nothing reads
+    contradicting: list[int]  # texts labelled both ways, their rows, the numbers of the first two; else nothing
+
+
+def say(report: DataReport, max_len: int) -> None:
+    """Log every count that is not 0, and the skipped rows as a warning."""
+    logger.info("data: %d rows: %d desirable, %d undesirable", report.kept, report.desirable, report.undesirable)
+    for line in report.findings:
+        logger.info("data: %s", line)
+    for reason, count in report.unlabelled.items():
+        logger.info("data: left out %d rows %s", count, reason)
+    if report.contradicting:
+        texts, rows, first, second = report.contradicting
+        are = "text is" if texts == 1 else "texts are"
+        logger.warning(
+            "warning: data: %d %s labelled both ways, in %d rows, which pull against each other. "
+            "The first are rows %d and %d.", texts, are, rows, first, second,
+        )  # fmt: skip
+    for kind, count in report.skipped.items():
+        logger.warning("data: skipped %d bad rows (%s). The first: %s", count, kind, report.first_skipped[kind])
+    by_class = {
+        f"cut at max_len {max_len}": (report.cut_desirable, report.cut_undesirable),
+        f"left out, too long for max_len {max_len}": (report.left_out_desirable, report.left_out_undesirable),
+    }
+    for what, (desirable, undesirable) in by_class.items():
+        if desirable or undesirable:
+            logger.info("data: %s: %d desirable, %d undesirable rows", what, desirable, undesirable)
+    notes = {
+        "the tokenizer merges over the boundary, so the completion is tokenised by itself": report.merged,
+        "the chat template renders the prompt otherwise when the answer follows; the common text is the prompt": (
+            report.template_differs
+        ),
+        "a text holds the markup of a special token, which becomes that token": report.special_markup,
+    }
+    for what, count in notes.items():
+        if count:
+            logger.info("data: %d rows: %s", count, what)
+    for kind, count in report.notes.items():
+        if kind in WARNINGS:
+            logger.warning("warning: data: %d rows: %s", count, WARNINGS[kind])
+        else:
+            logger.info("data: %d rows: %s", count, INFORMATION[kind])
+    if report.unread:
+        more = ", ..." if len(report.unread) > 12 else ""
+        logger.info("data: fields that are not read: %s%s", ", ".join(report.unread[:12]), more)
