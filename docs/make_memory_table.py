@@ -1,7 +1,7 @@
 """Prints the table of docs/memory.md: `python docs/make_memory_table.py`; a test holds the page to it.
 
 Bytes a parameter as DeepSpeed 0.19.8 was seen to allocate them in bf16 with float32 accumulation, divided over ranks by
-the ZeRO stage; activations by the formula of Korthikanti et al., arXiv:2205.05198, section 4.1, for flash attention.
+the ZeRO stage; activations by the formula of Korthikanti et al., arXiv:2205.05198v1, section 4.1, for flash attention.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ A pair collides where it has the prompt or the completion of its own row: z_ref 
 other answer's to the same prompt. Keys are equal where the tokens are.
 
 Shapes:  N = rows in the global batch, n = rows in the data set.
-Source:  the KL estimate of arXiv:2402.01306, section 4.1, with partners kept apart from their own prompt and text.
+Source:  the KL estimate of arXiv:2402.01306v4, section 4.1, with partners kept apart from their own prompt and text.
 """
 
 from itertools import pairwise

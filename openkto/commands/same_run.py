@@ -20,7 +20,7 @@ from openkto.trainer.identity import in_words
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """Return what must be the same on all ranks and is known before they meet, by the name that an error gives it."""
+    """Return what must be equal on all ranks and is known before they meet, keyed by its name in the error message."""
     settings = {f"--{name}": value for name, value in to_flat(config).items() if not option_of(name).may_differ}
     settings["the names in --eval_dataset"] = list(eval_sets(config.data))
     settings["an adapter trains"] = trains_adapter(config)

@@ -1,6 +1,7 @@
-"""The balance of the two classes: the ratio that the paper asks for, and the weight that brings it about.
+"""The balance of the two classes: the ratio that the paper recommends, and the weight that gives this ratio.
 
-Source: Ethayarajh et al., arXiv:2402.01306, section 4 on imbalanced data: (lambda_D n_D) / (lambda_U n_U) in [1, 4/3].
+Source: Ethayarajh et al., arXiv:2402.01306v1, on imbalanced data: (lambda_D n_D) / (lambda_U n_U) in [1, 4/3].
+Version 4 of the paper has 3/2 as the upper bound; the narrower one of version 1 is used here.
 """
 
 from typing import Literal
@@ -44,10 +45,10 @@ def describe_balance(
         missing, too_long = ("desirable", left_out[0]) if n_desirable == 0 else ("undesirable", left_out[1])
         if too_long:
             return counts, (
-                f"all {too_long} {missing} rows are too long for --max_len and left out: KTO learns from both classes."
+                f"all {too_long} {missing} rows are longer than --max_len and left out: KTO needs both classes."
                 " Raise --max_len, or change --truncation."
             )
-        return counts, f"the data hold no {missing} row: KTO learns from both. Check the labels."
+        return counts, f"the data has no {missing} rows: KTO needs both classes. Check the labels."
     desirable, undesirable = desirable_weight * n_desirable, undesirable_weight * n_undesirable
     if undesirable == 0:
         return counts, None
@@ -62,6 +63,7 @@ def describe_balance(
     else:
         flag, lowest, highest = "undesirable", desirable / n_undesirable / LARGEST_RATIO, desirable / n_undesirable
     return line, (
-        f"the ratio of weights x counts, {ratio:.4g}, is outside [1, 4/3], which the KTO paper asks for. Pass"
-        f" --{flag}_loss_weight between {lowest:.4g} and {highest:.4g}, or auto for the smaller class."
+        f"the ratio of weights x counts, {ratio:.4g}, is outside [1, 4/3], which the KTO paper"
+        f" (arXiv:2402.01306v1) recommends. Pass --{flag}_loss_weight between {lowest:.4g} and {highest:.4g}, or auto "
+        "for the smaller class."
     )

@@ -1,4 +1,4 @@
-"""What some ranks do for all, and what all must have in common."""
+"""Run a function on some ranks; every rank gets its result or its error. Check that all ranks agree on a value."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
@@ -27,7 +27,7 @@ class Ranks(Protocol):
 
 
 def on_some_ranks(strategy: Ranks, do: Callable[[], T], *, is_mine: bool) -> T | None:
-    """Do something on some ranks only, and let every rank know how it went; return what it gave here.
+    """Run a function on some ranks; return its result where it ran, else None. Every rank gets its error.
 
     Raises:
         OpenKTOError: on every rank, where it was raised on any; of the same kind. What else was raised on a rank
@@ -54,7 +54,7 @@ def on_some_ranks(strategy: Ranks, do: Callable[[], T], *, is_mine: bool) -> T |
 
 
 def check_all_agree(strategy: Ranks, own: Mapping[str, Any]) -> None:
-    """Compare what must be the same on every rank, by the name that an error gives it; all ranks must call it.
+    """Compare what must be the same on every rank, keyed by its name in the error message; all ranks must call it.
 
     The ranks need not even have the same names, so this may stand before everything that a difference would break.
 

@@ -1,6 +1,6 @@
 """Which ranks hold different rows, and which share the same rows to compute them together.
 
-A run is cut in one of two ways beside by rows: by weights (tensor parallelism) or by tokens (sequence parallelism).
+Besides data parallelism a run uses tensor parallelism (ranks share weights) or sequence parallelism (tokens), not both.
 The ranks that share rows are neighbours: rank = data_rank * part_size + part_rank, so they are on one node first.
 """
 

@@ -8,7 +8,7 @@ from openkto.distributed.checkpoint_folder import NAME, step_of
 from openkto.distributed.manifest import NOT_OURS, STATE, read_json
 from openkto.errors import CheckpointError
 
-# What a run cannot be gone on with without.
+# What a run cannot be resumed without.
 NEEDED = ("run", "updates", "identity", "reporter", "total_steps", "settings")
 # The records that a run appends to, under --save_path. Their sizes stand in earlier checkpoints, and a resume cuts
 # them: any other name would be somebody's own file.

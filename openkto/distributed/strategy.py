@@ -128,7 +128,7 @@ class DeepspeedStrategy:
         """Join the process group, choose the device and seed every generator.
 
         Args:
-            settings: what else must be the same on all ranks, by the name that an error gives it.
+            settings: what else must be the same on all ranks, keyed by its name in the error message.
 
         Raises:
             ConfigError: the ranks differ in a setting, this device does not compute in the dtype, or the ranks cannot

@@ -49,7 +49,7 @@ def load_model(
 
     Args:
         dtype: of the parameters.
-        load_in_4bit: hold the linear layers' weights in 4 bits (QLoRA, arXiv:2305.14314: NF4, quantized twice).
+        load_in_4bit: hold the linear layers' weights in 4 bits (QLoRA, arXiv:2305.14314v1: NF4, quantized twice).
         attn_implementation: `auto` takes flash-attention where it is there and can serve, else transformers' choice.
         use_liger_kernel: make it of the Liger package's layers.
 

@@ -6,7 +6,7 @@ tokens', in the reference point, and in the function. docs/losses.md says when t
 Shapes:  N = rows in the step, on this rank or on all; B = rows in a micro-batch, T = its longest row, K = its scored
          tokens, row by row.
 Units:   log-probabilities in nats, summed over a completion's tokens.
-Source:  Ethayarajh et al., arXiv:2402.01306, section 4 ("Kahneman-Tversky Optimization"); D'Oosterlinck et al.,
+Source:  Ethayarajh et al., arXiv:2402.01306v4, section 4 ("Kahneman-Tversky Optimization"); D'Oosterlinck et al.,
          arXiv:2408.06266, section 4 (APO-zero), in its form for rows without partners; Jung et al., arXiv:2404.04656
          (BCO), with the running mean over rows of TRL's trl/trainer/bco_trainer.py; Liu et al., arXiv:2509.24207
          (humanline), with the bounds of HALOs' config/config.yaml; NeMo's preference_average_log_probs.

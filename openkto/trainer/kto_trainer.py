@@ -67,7 +67,7 @@ class KTOTrainer:
         max_norm: must be the strategy's, which clips.
         loss: the objective with its constants.
         loss_terms: fields of `KTOLoss` by name, such as beta or desirable_weight, over those of `loss`.
-        max_epochs: how often the rows are gone through, unless `args.max_steps` says how many steps.
+        max_epochs: passes over the rows, unless `args.max_steps` gives the number of steps.
         ref_sync_steps, ref_sync_alpha: how often and how far the reference moves towards the policy; 0 is never.
         save_hf_ckpt: with each checkpoint also save the model as a Hugging Face folder.
         disable_ds_ckpt: write no checkpoints that a run can be resumed from.
@@ -146,13 +146,13 @@ class KTOTrainer:
 
         Args:
             args: see `FitArgs`; any object with its fields serves.
-            consumed_samples: rows that were trained on before; training goes on after them. A checkpoint knows its own.
+            consumed_samples: rows that were trained on before; training resumes after them. A checkpoint has its count.
             num_update_steps_per_epoch: must be the loader's own count where given.
 
         Raises:
             TrainingError: a log-probability or a gradient is not finite; all ranks stop together.
             StopError: a signal or the time limit asked to stop; all ranks do after the same step, with a checkpoint.
-            CheckpointError: the checkpoint to resume from is not complete or another run's, or saving failed thrice.
+            CheckpointError: the checkpoint to resume from is incomplete or another run's, or saving failed three times.
         """
         self._tell_loaders()
         loader, steps_per_epoch = self.train_dataloader, len(self.train_dataloader)
@@ -171,7 +171,8 @@ class KTOTrainer:
         with self.stop if self.owns_stop else contextlib.nullcontext():
             try:
                 if not run.is_evaluated:
-                    # No time limit ends what a start begins with, or a long evaluation would never be made.
+                    # --max_time is ignored here: an evaluation longer than the limit would be restarted on every start
+                    # and never finish.
                     results = self._evaluate_and_report(run, reporter, saver, by_signal_alone=True)
                     if saver.note_if_best(run, results):
                         saver.save(run, reporter)
@@ -188,7 +189,7 @@ class KTOTrainer:
                             break
                         started = self._wait_for_batch(run.step + 1)
                 if args.eval_steps != 0 and not self._is_evaluation_due(args.eval_steps, run.step, total_steps):
-                    # Of an early end alone: not part of the run, and taken back when it is resumed.
+                    # Only after --stop_after_steps; cut from metrics.jsonl again on resume.
                     self._evaluate_and_report(run, reporter, saver)
                 reporter.finish()
             except StopError as stop:

@@ -46,7 +46,7 @@ def test_counts_and_ratio_are_said():
 def test_a_ratio_out_of_range_is_warned_of_with_weights_that_mend_it(desirable, undesirable, suggestion):
     _, warning = describe_balance(1.0, 1.0, desirable, undesirable)
     assert warning is not None
-    assert "is outside [1, 4/3], which the KTO paper asks for" in warning
+    assert "is outside [1, 4/3], which the KTO paper (arXiv:2402.01306v1) recommends" in warning
     assert suggestion in warning
 
 
@@ -64,7 +64,7 @@ def test_a_weight_from_auto_is_never_warned_of():
 def test_an_absent_class_is_warned_of():
     assert describe_balance(1.0, 1.0, 5, 0) == (
         "desirable 5, undesirable 0",
-        "the data hold no undesirable row: KTO learns from both. Check the labels.",
+        "the data has no undesirable rows: KTO needs both classes. Check the labels.",
     )
 
 
@@ -72,7 +72,7 @@ def test_an_absent_class_is_warned_of():
 def test_a_class_that_was_too_long_is_not_blamed_on_the_labels(counts, name):
     left_out = (0, 7) if name == "undesirable" else (7, 0)
     assert describe_balance(1.0, 1.0, *counts, left_out)[1] == (
-        f"all 7 {name} rows are too long for --max_len and left out: KTO learns from both classes."
+        f"all 7 {name} rows are longer than --max_len and left out: KTO needs both classes."
         " Raise --max_len, or change --truncation."
     )
     assert "Check the labels" in str(describe_balance(1.0, 1.0, *counts, left_out[::-1])[1])
