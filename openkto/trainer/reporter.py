@@ -33,7 +33,7 @@ from openkto.trainer.run_state import RunState
 log = logging.getLogger(__name__)
 
 COUNTS = ("num_tokens", "same_prompt", "same_completion", "skipped")
-ROW_ARRAYS = ("log_prob_N", "log_ratio_N", "is_desirable_N", "weight_N", "scored_N", "row_N")
+ROW_ARRAYS = tuple(field.name for field in dataclasses.fields(BatchRows) if field.name.endswith("_N"))
 
 
 @dataclass(frozen=True)
