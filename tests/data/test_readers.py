@@ -322,7 +322,7 @@ def test_an_array_is_read_as_it_is_needed(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "got"),
     [
-        ("a.jsonl", gzip.compress(b"{}"), "a gzip file. Let its name end in .gz."),
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), "a gzip file. Let its name end in .gz."),
         ("a.csv", bz2.compress(b"a"), "a bzip2 file. Let its name end in .bz2."),
         ("a.json", b"PAR1....", "a Parquet file. Let its name end in .parquet."),
         ("a.csv", b"PK\x03\x04....", "a zip file, as .xlsx files are. Unpack it; export a sheet of Excel as CSV."),
@@ -330,6 +330,7 @@ def test_an_array_is_read_as_it_is_needed(tmp_path):
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS to them. Fetch the file "),
         ("a.jsonl.gz", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS to them. Fetch the "),
     ],
+    ids=["gzip", "bzip2", "parquet", "zip", "html", "lfs", "lfs.gz"],
 )
 def test_a_file_that_is_not_what_its_name_says_is_named_by_what_it_is(tmp_path, name, content, got):
     write(tmp_path / name, content)
