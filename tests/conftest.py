@@ -2,6 +2,7 @@
 
 import logging
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -19,3 +20,15 @@ def same_log_level():
     level = logger.level
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a tiny model, rows to train on and rows to evaluate on, and a cache of its own."""
+    from tests.text_rows import write_model, write_rows  # takes seconds, which most tests need not wait
+
+    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
+    write_model(tmp_path / "model")
+    write_rows(tmp_path / "rows.jsonl", 20)
+    write_rows(tmp_path / "eval.jsonl", 7, messages=True)
+    return tmp_path

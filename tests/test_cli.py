@@ -1,6 +1,5 @@
 """The commands as a user runs them: what they leave, their exit status, their one sentence."""
 
-import io
 import json
 import os
 import re
@@ -15,62 +14,18 @@ import transformers
 
 from openkto.commands import build, evaluate, train
 from openkto.commands.data import evaluation_sets
-from openkto.commands.run import run
 from openkto.config.flags import parse
 from openkto.errors import StopError
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
+from tests.helpers.commands import flags, mean_chosen, run_to_status, status
+from tests.helpers.records import lines, numbers
 from tests.ranks import run_ranks
-from tests.text_rows import write_model, write_rows
+from tests.text_rows import write_rows
 from tests.tiny import tiny_llama
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
-    write_model(tmp_path / "model")
-    write_rows(tmp_path / "rows.jsonl", 20)
-    write_rows(tmp_path / "eval.jsonl", 7, messages=True)
-    return tmp_path
-
-
-def flags(place, *more):
-    return [
-        "--pretrain", f"{place}/model", "--dataset", f"{place}/rows.jsonl", "--eval_dataset", f"{place}/eval.jsonl",
-        "--train_batch_size", "8", "--learning_rate", "1e-3", "--save_path", f"{place}/out", "--max_len", "128",
-        "--use_tensorboard", "none", *more,
-    ]  # fmt: skip
-
-
-def lines(folder, kind):
-    return [x for x in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if x["kind"] == kind]
-
-
-def numbers(line):
-    """Return what does not depend on the machine's speed."""
-    timed = ("kind", "samples_per_second", "tokens_per_second", "step_time_s", "peak_memory_gb", "seconds")
-    return {name: value for name, value in line.items() if name not in timed}
-
-
-def mean_chosen(model, place):
-    """Return the mean log-probability of the desirable rows of eval.jsonl, by the model's own logits."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "out")
-    sums = []
-    for row in map(json.loads, (place / "eval.jsonl").read_text().splitlines()):
-        prompt, whole = (
-            tokenizer.apply_chat_template(messages, add_generation_prompt=ask, tokenize=False)
-            for messages, ask in ((row["prompt"], True), (row["prompt"] + row["completion"], False))
-        )
-        ids = torch.tensor([tokenizer(whole.rstrip("\n"), add_special_tokens=False)["input_ids"]])
-        start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        with torch.no_grad():
-            tokens = model.eval()(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
-        if row["label"]:
-            sums.append(float(tokens[start - 1 :].sum()))
-    return sum(sums) / len(sums)
 
 
 def test_a_run_leaves_a_model_that_transformers_loads_with_the_same_numbers(place):
@@ -193,13 +148,6 @@ def test_auto_weights_bring_the_ratio_to_one(place, capsys):
     assert "undesirable_loss_weight: 1.8571428571428572" in (place / "out/run.yaml").read_text()  # 13 rows against 7
 
 
-def status(command, argv, capsys):
-    code = run(command, argv)
-    output = capsys.readouterr()
-    assert "Traceback" not in output.err
-    return code, output.out + output.err
-
-
 @pytest.mark.parametrize(
     ("more", "code", "sentence"),
     [
@@ -235,14 +183,6 @@ def test_a_bad_row_is_named_with_file_and_line(place, capsys):
     assert code == 3
     assert f"error: {place}/rows.jsonl:21: " in text
     assert "maybe" in text
-
-
-def run_to_status(argv, command=train.main):
-    stderr = sys.stderr
-    sys.stderr = io.StringIO()
-    code = run(command, argv)
-    text, sys.stderr = sys.stderr.getvalue(), stderr
-    return code, text
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -419,11 +359,13 @@ def launch(place, *command, env=None):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
 
 
-def test_the_deepspeed_launcher_runs_the_script_and_passes_its_exit_status_on(place):
+def test_the_deepspeed_launcher_starts_ranks_that_share_tokens_and_passes_their_exit_status_on(place):
     command = ("deepspeed", "--num_gpus", "2", "cli/train_kto.py")
-    done = launch(place, *command, *flags(place), env={"WANDB_API_KEY": "SECRET123", "HF_TOKEN": "SECRET123"})
+    argv = flags(place, "--sequence_parallel_size", "2", "--zero_stage", "3")
+    done = launch(place, *command, *argv, env={"WANDB_API_KEY": "SECRET123", "HF_TOKEN": "SECRET123"})
     assert done.returncode == 0, done.stderr
     assert "step 3/3" in done.stderr
+    assert lines(place / "out", "train")[0]["loss"] == 0.5
     written = [p.read_bytes() for p in (place / "out").rglob("*") if p.is_file()]
     assert not any(b"SECRET123" in content for content in [*written, done.stdout.encode(), done.stderr.encode()])
     wrong = launch(place, *command, *flags(place, "--zero_stage", "9"))

@@ -16,33 +16,22 @@ from openkto.commands import precompute_reference, train
 from openkto.files import scratch_name
 from openkto.models import Actor
 from openkto.trainer import reference_cache
-from tests import test_cli
+from tests.helpers import commands
+from tests.helpers.commands import run_to_status
+from tests.helpers.records import assert_close, assert_same_lines, assert_same_metrics, batches, lines, weights
 from tests.ranks import run_ranks
-from tests.test_cli import lines, place, run_to_status  # noqa: F401 (place is a fixture)
-
-NAMES = ("loss", "kl", "kl_unclamped", "grad_norm", "rewards/chosen", "rewards/rejected", "logps/chosen")
 
 
-def flags(place, *more):  # noqa: F811
+def flags(place, *more):
     """Return a run's flags; later ones may take the folder of earlier ones, as the cache is what is looked at here."""
-    return test_cli.flags(place, "--overwrite", *more)
+    return commands.flags(place, "--overwrite", *more)
 
 
-def assert_same_metrics(expected, got):
-    for kind in ("train", "eval"):
-        a, b = lines(expected, kind), lines(got, kind)
-        assert len(a) == len(b) > 0
-        for line, other in zip(a, b, strict=True):
-            assert line.keys() == other.keys()
-            for name in set(NAMES) & line.keys():
-                assert other[name] == pytest.approx(line[name], rel=1e-5, abs=2e-5), name
-
-
-def parts(place):  # noqa: F811
+def parts(place):
     return sorted((place / "cache/ref").glob("*/part-*.parquet"))
 
 
-def told(argv, world_size, place):  # noqa: F811
+def told(argv, world_size, place):
     """Run a training command that must succeed; return what its first rank said."""
     (code, said), *_ = run_ranks(run_to_status, world_size, place, argv)
     assert code == 0, said
@@ -68,7 +57,7 @@ def counted(argv):
 @pytest.mark.parametrize(
     "zero_stage", ["0", pytest.param("1", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.slow), "3"]
 )
-def test_three_epochs_on_two_ranks_resumed_on_one_have_the_numbers_of_a_model(place, zero_stage):  # noqa: F811
+def test_three_epochs_on_two_ranks_resumed_on_one_have_the_numbers_of_a_model(place, zero_stage):
     common = ["--max_epochs", "3", "--zero_stage", zero_stage, "--eval_at_start", "--micro_train_batch_size", "3"]
     run_ranks(train.main, 1, place, flags(place, *common, "--ref_mode", "model", "--save_path", f"{place}/model_run"))
     cached = flags(place, *common, "--ref_mode", "cached", "--load_checkpoint")
@@ -79,9 +68,7 @@ def test_three_epochs_on_two_ranks_resumed_on_one_have_the_numbers_of_a_model(pl
     assert counts[0] > 0  # the sample that is checked
     assert counts[1] == 0
     assert_same_metrics(place / "model_run", place / "out")
-    a, b = (safetensors.torch.load_file(place / run / "model.safetensors") for run in ("model_run", "out"))
-    for name, tensor in a.items():
-        torch.testing.assert_close(b[name], tensor, rtol=0, atol=1e-5)
+    assert_close(weights(place / "model_run"), weights(place / "out"))
 
 
 # The evaluation rows are messages and the training rows texts: wrapped in the template, these would be the same tokens.
@@ -92,13 +79,12 @@ def rows_in(files):
     return sum(pq.read_table(file).num_rows for file in files)
 
 
-def test_later_runs_compute_only_what_is_missing(place):  # noqa: F811
+def test_later_runs_compute_only_what_is_missing(place):
     first = flags(place, *PLAIN, "--ref_mode", "cached", "--log_batches")
     run_ranks(train.main, 2, place, first)
     one_epoch = parts(place)
     tokens = {r["row"]: r for r in map(json.loads, (place / "out/tokens.jsonl").read_text().splitlines())}
-    batches = [json.loads(line) for line in (place / "out/batches.jsonl").read_text().splitlines()]
-    pairs = {(x, y) for batch in batches for x, y in zip(batch["rows"], batch["kl_rows"], strict=True)}
+    pairs = {(x, y) for batch in batches(place / "out") for x, y in zip(batch["rows"], batch["kl_rows"], strict=True)}
     texts = {(*tokens[x]["prompt_ids"], *tokens[y]["completion_ids"]) for x, y in pairs | {(x, x) for x, _ in pairs}}
     # And seven rows to evaluate on with seven mismatched pairs, one of which has the text of a row.
     assert rows_in(one_epoch) == len(texts) + 13
@@ -136,7 +122,7 @@ def killed_filling(argv, forwards):
     train.main(argv)
 
 
-def test_a_killed_filling_goes_on_and_a_damaged_part_is_computed_again(place):  # noqa: F811
+def test_a_killed_filling_goes_on_and_a_damaged_part_is_computed_again(place):
     argv = flags(place, *PLAIN, "--ref_mode", "cached", "--micro_train_batch_size", "4")
     whole = told([*argv, "--ref_cache_dir", f"{place}/other"], 1, place)
     expected = lines(place / "out", "train")
@@ -173,7 +159,7 @@ def rewrite(file, change):
     file.unlink()
 
 
-def test_values_of_other_weights_are_never_used(place):  # noqa: F811
+def test_values_of_other_weights_are_never_used(place):
     argv = flags(place, "--ref_mode", "cached")
     run_ranks(train.main, 1, place, argv)
     (first,) = parts(place)
@@ -198,7 +184,7 @@ def test_values_of_other_weights_are_never_used(place):  # noqa: F811
     assert f"the reference is {place}/model, from the cache" in told(argv, 1, place)
 
 
-def test_auto_takes_a_cache_that_is_complete_alone(place):  # noqa: F811
+def test_auto_takes_a_cache_that_is_complete_alone(place):
     argv = flags(place, *PLAIN, "--max_epochs", "2")
     assert f"the reference is {place}/model\n" in told(argv, 1, place)
     assert parts(place) == []
@@ -217,12 +203,10 @@ def test_auto_takes_a_cache_that_is_complete_alone(place):  # noqa: F811
     said = told([*lora, "--ref_mode", "cached", "--save_path", f"{place}/cached"], 2, place)
     assert f"the reference is {place}/model, from the cache" in said
     assert parts(place) == before
-    for line, other in zip(own, lines(place / "cached", "train"), strict=True):
-        for name in set(NAMES) & line.keys():
-            assert other[name] == pytest.approx(line[name], rel=1e-5, abs=2e-5), name
+    assert_same_lines(own, lines(place / "cached"))
 
 
-def test_in_bfloat16_the_noise_is_measured_and_said(place):  # noqa: F811
+def test_in_bfloat16_the_noise_is_measured_and_said(place):
     argv = flags(place, "--ref_mode", "cached", "--param_dtype", "bf16", "--zero_stage", "1")
     run_ranks(train.main, 1, place, argv)
     said = told([*argv, "--micro_train_batch_size", "3"], 2, place)
@@ -235,7 +219,7 @@ def with_a_cache_of_its_own(argv):
     return run_to_status(argv)
 
 
-def test_a_folder_that_cannot_serve_is_one_sentence(place):  # noqa: F811
+def test_a_folder_that_cannot_serve_is_one_sentence(place):
     argv = flags(place, "--ref_mode", "cached")
     ((code, said),) = run_ranks(run_to_status, 1, place, [*argv, "--ref_cache_dir", "/proc/nothing"])
     assert code == 2
@@ -248,7 +232,7 @@ def test_a_folder_that_cannot_serve_is_one_sentence(place):  # noqa: F811
     assert ", where rank 1 finds other files than rank 0. Name one that is" in said
 
 
-def test_a_reference_that_is_not_finite_is_one_sentence(place):  # noqa: F811
+def test_a_reference_that_is_not_finite_is_one_sentence(place):
     path = place / "model/model.safetensors"
     weights = safetensors.torch.load_file(path)
     # Of all tokens but those of the short forward that every model starts with.
@@ -263,7 +247,7 @@ def test_a_reference_that_is_not_finite_is_one_sentence(place):  # noqa: F811
     assert parts(place) == []
 
 
-def test_a_run_is_gone_on_with_in_another_mode(place):  # noqa: F811
+def test_a_run_is_gone_on_with_in_another_mode(place):
     argv = flags(place, "--max_epochs", "2", "--load_checkpoint")
     run_ranks(train.main, 1, place, [*argv, "--ref_mode", "model", "--save_path", f"{place}/whole"])
     run_ranks(train.main, 1, place, [*argv, "--ref_mode", "model", "--stop_after_steps", "2"])

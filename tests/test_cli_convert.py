@@ -1,24 +1,16 @@
 """A checkpoint becomes the model that a run would have saved at its step."""
 
 import pytest
-import safetensors.torch
 import torch
 
 from openkto.commands import convert_checkpoint, train
 from openkto.commands.run import run
+from tests.helpers.commands import flags
+from tests.helpers.records import same, weights
 from tests.ranks import run_ranks
-from tests.test_cli import flags, place  # noqa: F401 (place is a fixture)
 
 
-def weights(folder, name="model.safetensors"):
-    return safetensors.torch.load_file(folder / name)
-
-
-def same(a: dict, b: dict) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
-
-
-def convert(place, *more):  # noqa: F811
+def convert(place, *more):
     argv = ["--pretrain", f"{place}/model", "--save_path", f"{place}/converted", *more]
     return run(convert_checkpoint.main, argv)
 
@@ -32,7 +24,7 @@ def convert(place, *more):  # noqa: F811
         (2, ["--zero_stage", "1", "--param_dtype", "bf16", "--export_dtype", "fp32"]),
     ],
 )
-def test_a_converted_checkpoint_is_the_model_that_the_run_saved(place, world_size, more):  # noqa: F811
+def test_a_converted_checkpoint_is_the_model_that_the_run_saved(place, world_size, more):
     run_ranks(train.main, world_size, place, flags(place, "--max_steps", "2", *more))
     dtype = more[more.index("--export_dtype") :] if "--export_dtype" in more else []
     assert convert(place, "--load_checkpoint", f"{place}/out/checkpoints/global_step2", *dtype) == 0
@@ -41,7 +33,7 @@ def test_a_converted_checkpoint_is_the_model_that_the_run_saved(place, world_siz
         assert (place / "converted" / name).read_text() == (place / "out" / name).read_text()
 
 
-def test_a_converted_adapter_is_the_adapter_that_the_run_saved(place):  # noqa: F811
+def test_a_converted_adapter_is_the_adapter_that_the_run_saved(place):
     more = ["--max_steps", "2", "--lora_rank", "4", "--zero_stage", "3"]
     run_ranks(train.main, 2, place, flags(place, *more))
     assert convert(place, "--load_checkpoint", f"{place}/out/checkpoints/global_step2") == 0
@@ -49,7 +41,7 @@ def test_a_converted_adapter_is_the_adapter_that_the_run_saved(place):  # noqa: 
     assert same(weights(place / "out", name), weights(place / "converted", name))
 
 
-def test_what_cannot_be_converted_is_one_sentence(place, capsys):  # noqa: F811
+def test_what_cannot_be_converted_is_one_sentence(place, capsys):
     run_ranks(train.main, 1, place, flags(place, "--max_steps", "1"))
     folder = place / "out/checkpoints/global_step1"
     assert convert(place, "--load_checkpoint") == 2
@@ -66,7 +58,7 @@ def test_what_cannot_be_converted_is_one_sentence(place, capsys):  # noqa: F811
     assert not (place / "converted").exists()
 
 
-def test_another_programs_checkpoint_is_converted_too(place):  # noqa: F811
+def test_another_programs_checkpoint_is_converted_too(place):
     """One that trains the model itself, at stage 0 and 2, and knows nothing of our manifest."""
     for stage in (0, 2):
         trained = run_ranks(train_elsewhere, 1, place, str(place / "model"), str(place / f"other{stage}"), stage)[0]

@@ -9,22 +9,14 @@ import torch
 import transformers
 
 from openkto.commands import evaluate, merge_lora, train
+from tests.helpers.commands import flags, mean_chosen, run_to_status, status
+from tests.helpers.records import lines, numbers
 from tests.ranks import run_ranks
-from tests.test_cli import flags, lines, mean_chosen, numbers, run_to_status, status
-from tests.text_rows import write_model, write_rows
+from tests.text_rows import write_model
 
 LORA = ("--lora_rank", "4", "--learning_rate", "5e-3")
 FILES = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 IDS = torch.arange(3, 43).view(2, 20)
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
-    write_model(tmp_path / "model")
-    write_rows(tmp_path / "rows.jsonl", 20)
-    write_rows(tmp_path / "eval.jsonl", 7, messages=True)
-    return tmp_path
 
 
 def logits(model):

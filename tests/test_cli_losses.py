@@ -7,6 +7,8 @@ import pytest
 
 from openkto.commands import evaluate, train
 from openkto.commands.run import run
+from tests.helpers.commands import flags
+from tests.helpers.records import batches, lines
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
 
@@ -24,24 +26,12 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def flags(place, *more):
-    return [
-        "--pretrain", f"{place}/model", "--dataset", f"{place}/rows.jsonl", "--eval_dataset", f"{place}/eval.jsonl",
-        "--train_batch_size", "8", "--learning_rate", "1e-3", "--save_path", f"{place}/out", "--max_len", "128",
-        "--use_tensorboard", "none", "--param_dtype", "fp32", *more,
-    ]  # fmt: skip
-
-
-def lines(folder, kind):
-    return [x for x in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if x["kind"] == kind]
-
-
 def test_weights_of_rows_terms_and_a_loss_reach_the_step_and_the_evaluation(place):
     more = ("--loss_type", "bco", "--weight_key", "votes", *TERMS)
     run_ranks(train.main, 2, place, flags(place, *more, "--log_batches"))
     out = place / "out"
     (first, *_) = lines(out, "train")
-    rows = json.loads((out / "batches.jsonl").read_text().splitlines()[0])["rows"]
+    rows = batches(out)[0]["rows"]
     votes = [row % 4 for row in rows]
     assert len(rows) == 8
     # Before the first update every row costs log 2, whatever its label is taken to be.

@@ -3,31 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from openkto.commands import train
 from openkto.process.run_lock import RunLocks
+from tests.helpers.commands import flags, run_to_status
+from tests.helpers.records import batches, lines, numbers, same, weights
+from tests.helpers.starts import Start, steps_recorded
 from tests.ranks import run_ranks
-from tests.test_cli import flags, lines, numbers, place, run_to_status  # noqa: F401 (place is a fixture)
-
-ROOT = Path(__file__).parent.parent
-
-
-def weights(folder) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(folder / "model.safetensors")
-
-
-def same(a, b) -> bool:
-    a, b = weights(a), weights(b)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def with_path(argv, folder, *more):
@@ -41,19 +26,19 @@ def with_path(argv, folder, *more):
 
 
 @pytest.fixture
-def command(place):  # noqa: F811
+def command(place):
     argv = flags(place, "--max_epochs", "3", "--zero_stage", "2", "--load_checkpoint", "--log_batches")
     argv[argv.index("--use_tensorboard") : argv.index("--use_tensorboard") + 2] = []
     return argv
 
 
-def test_a_stopped_run_goes_on_and_a_finished_one_says_so(place, command):  # noqa: F811
+def test_a_stopped_run_goes_on_and_a_finished_one_says_so(place, command):
     whole, cut = place / "whole", place / "cut"
     run_ranks(train.main, 2, place, with_path(command, whole))
     for stop in ("2", "5"):
         run_ranks(train.main, 2, place, with_path(command, cut, "--stop_after_steps", stop))
     run_ranks(train.main, 2, place, with_path(command, cut))
-    assert same(whole, cut)
+    assert same(weights(whole), weights(cut))
     for kind in ("train", "eval", "summary"):
         assert [numbers(line) for line in lines(cut, kind)] == [numbers(line) for line in lines(whole, kind)]
     assert (cut / "batches.jsonl").read_text() == (whole / "batches.jsonl").read_text()
@@ -69,7 +54,7 @@ def test_a_stopped_run_goes_on_and_a_finished_one_says_so(place, command):  # no
     (cut / "model.safetensors").write_bytes(bytes((cut / "model.safetensors").stat().st_size))
     (code, said), _ = run_ranks(run_to_status, 2, place, with_path(command, cut))
     assert "model.safetensors is cut or damaged; the model is made again from" in said
-    assert same(whole, cut)
+    assert same(weights(whole), weights(cut))
     # Other settings are refused as they are before the end.
     ((code, said),) = run_ranks(run_to_status, 1, place, with_path(command, cut, "--beta", "0.3", "--max_steps", "8"))
     assert code == 1
@@ -77,7 +62,7 @@ def test_a_stopped_run_goes_on_and_a_finished_one_says_so(place, command):  # no
     assert "the number of steps (--max_steps, --max_epochs) was 9, is 8" in said
 
 
-def test_a_second_run_does_not_replace_a_first_ones_model_unless_it_is_asked_to(place, command):  # noqa: F811
+def test_a_second_run_does_not_replace_a_first_ones_model_unless_it_is_asked_to(place, command):
     out, argv = place / "out", [*command, "--max_steps", "1"]
     argv.remove("--load_checkpoint")
     run_ranks(train.main, 1, place, argv)
@@ -101,7 +86,7 @@ def test_a_second_run_does_not_replace_a_first_ones_model_unless_it_is_asked_to(
     assert not list(out.glob("adapter*"))
 
 
-def test_the_run_file_of_a_stopped_run_makes_the_steps_that_are_left(place, command):  # noqa: F811
+def test_the_run_file_of_a_stopped_run_makes_the_steps_that_are_left(place, command):
     argv = [*command, "--stop_after_steps", "7", "--max_time", "1:00:00:00"]
     run_ranks(train.main, 1, place, argv)
     ((_, said),) = run_ranks(run_to_status, 1, place, argv)
@@ -111,7 +96,7 @@ def test_the_run_file_of_a_stopped_run_makes_the_steps_that_are_left(place, comm
     assert not list((place / "out").glob("run.*.yaml"))
 
 
-def test_a_run_that_went_on_from_a_path_goes_on_from_where_it_is_now(place, command):  # noqa: F811
+def test_a_run_that_went_on_from_a_path_goes_on_from_where_it_is_now(place, command):
     a, b = place / "a", place / "b"
     shared = ["--use_tensorboard", f"{place}/events", "--save_steps", "2"]
     run_ranks(train.main, 1, place, with_path(command, a, *shared, "--stop_after_steps", "2"))
@@ -122,19 +107,19 @@ def test_a_run_that_went_on_from_a_path_goes_on_from_where_it_is_now(place, comm
     assert code == 0
     assert f"resumed from {b}/checkpoints/global_step5, which goes on from {a}/checkpoints/global_step2: 5 of 9" in said
     assert [line["step"] for line in lines(b, "train")] == list(range(3, 10))
-    assert [json.loads(line)["step"] for line in (b / "batches.jsonl").read_text().splitlines()] == list(range(3, 10))
+    assert [line["step"] for line in batches(b)] == list(range(3, 10))
     events = EventAccumulator(f"{place}/events")
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 10))
 
 
-def test_where_no_checkpoint_is_found_the_folder_is_named(place, command):  # noqa: F811
+def test_where_no_checkpoint_is_found_the_folder_is_named(place, command):
     argv = [*command, "--ckpt_path", f"{place}/mistyped", "--max_steps", "1"]
     ((_, said),) = run_ranks(run_to_status, 1, place, argv)
     assert f"--load_checkpoint: no checkpoint is in {place}/mistyped yet; the run starts anew" in said
 
 
-def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place, command):  # noqa: F811
+def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place, command):
     out = place / "out"
     # The last line of each of the first two starts belongs to no step of the whole run.
     for more in (["--stop_after_steps", "4"], ["--stop_after_steps", "7"], []):
@@ -151,35 +136,6 @@ def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place
     assert times[2] - times[0] > 0.5, "the first step's time is that of the first start"
 
 
-def processes(argv, world_size, port):
-    """Start the ranks as plain processes, as srun does."""
-    environ = os.environ | {
-        "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "openkto", "train", *argv],
-            env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-
-
-def wait_for(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
-
-
-def steps_done(folder) -> int:
-    metrics = folder / "metrics.jsonl"
-    return metrics.read_text().count('"kind": "train"') if metrics.exists() else 0
-
-
 @pytest.mark.parametrize(
     "number",
     [
@@ -188,15 +144,15 @@ def steps_done(folder) -> int:
         pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_one_rank_ends_all_with_75_and_a_checkpoint(place, command, number):  # noqa: F811
+def test_a_signal_to_one_rank_ends_all_with_75_and_a_checkpoint(place, command, number):
     argv = with_path([*command, "--max_epochs", "300"], place / "out")
     del argv[argv.index("--max_epochs") : argv.index("--max_epochs") + 2]
-    ranks = processes(argv, 2, 29400 + number)
-    wait_for(lambda: steps_done(place / "out") >= 2)
-    ranks[1].send_signal(number)
-    errors = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [75, 75]
-    step = steps_done(place / "out")
+    run = Start(place, argv)
+    run.wait_for(lambda: steps_recorded(place / "out") >= 2)
+    os.kill(run.ranks[1].pid, number)
+    assert run.statuses() == [75, 75]
+    errors = [log.read_text() for log in run.logs]
+    step = steps_recorded(place / "out")
     name = signal.Signals(number).name
     assert errors[0].splitlines()[-1] == (
         f"stopped: {name} on rank 1: stopped after step {step} of 900. Start the same command again."
@@ -206,14 +162,14 @@ def test_a_signal_to_one_rank_ends_all_with_75_and_a_checkpoint(place, command, 
     assert newest == f"global_step{step}"
 
 
-def test_a_time_limit_stops_with_75(place, command):  # noqa: F811
+def test_a_time_limit_stops_with_75(place, command):
     (code, said), _ = run_ranks(run_to_status, 2, place, [*command, "--max_time", "0:00:00:01"])
     assert code == 75
     assert said.splitlines()[-1].startswith("stopped: the time limit --max_time 0:00:00:01 on rank 0: stopped after ")
 
 
 @pytest.mark.parametrize("flag", ["--save_path", pytest.param("--ckpt_path", marks=pytest.mark.slow)])
-def test_a_second_run_in_a_folder_of_a_living_one_ends_on_every_rank(place, command, flag):  # noqa: F811
+def test_a_second_run_in_a_folder_of_a_living_one_ends_on_every_rank(place, command, flag):
     with RunLocks() as locks:
         locks.take(flag, place / ("out" if flag == "--save_path" else "shared"))
         ended = run_ranks(run_to_status, 2, place, [*command, "--ckpt_path", f"{place}/shared"])
@@ -223,7 +179,7 @@ def test_a_second_run_in_a_folder_of_a_living_one_ends_on_every_rank(place, comm
     assert not list(place.glob("*/metrics.jsonl"))
 
 
-def test_a_run_with_other_data_or_another_model_is_refused_before_a_model_loads(place, command):  # noqa: F811
+def test_a_run_with_other_data_or_another_model_is_refused_before_a_model_loads(place, command):
     run_ranks(train.main, 1, place, [*command, "--stop_after_steps", "2"])
     rows = place / "rows.jsonl"
     text = rows.read_text()
@@ -244,7 +200,7 @@ def test_a_run_with_other_data_or_another_model_is_refused_before_a_model_loads(
         assert name in said
 
 
-def test_a_moved_model_and_moved_rows_are_the_same_run(place, command):  # noqa: F811
+def test_a_moved_model_and_moved_rows_are_the_same_run(place, command):
     run_ranks(train.main, 1, place, [*command, "--stop_after_steps", "2"])
     (place / "model").rename(place / "model 2")
     (place / "rows.jsonl").rename(place / "rows 2.jsonl")
@@ -254,7 +210,7 @@ def test_a_moved_model_and_moved_rows_are_the_same_run(place, command):  # noqa:
     assert [line["step"] for line in lines(place / "out", "train")] == list(range(1, 10))
 
 
-def test_no_key_is_in_a_checkpoint(place, command, monkeypatch):  # noqa: F811
+def test_no_key_is_in_a_checkpoint(place, command, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "SECRET123")
     monkeypatch.setenv("HF_TOKEN", "SECRET123")
     run_ranks(train.main, 1, place, [*command, "--stop_after_steps", "1"])
@@ -263,7 +219,7 @@ def test_no_key_is_in_a_checkpoint(place, command, monkeypatch):  # noqa: F811
     assert not [path for path in files if b"SECRET123" in path.read_bytes()]
 
 
-def test_a_disk_that_is_too_small_is_said_at_the_start(place, command, monkeypatch):  # noqa: F811
+def test_a_disk_that_is_too_small_is_said_at_the_start(place, command, monkeypatch):
     ((code, said),) = run_ranks(on_a_small_disk, 1, place, command)
     assert code == 2
     assert "--ckpt_path: a checkpoint, and what else is written there, needs" in said
@@ -280,7 +236,7 @@ def on_a_small_disk(argv):
     return run_to_status(argv)
 
 
-def test_copies_are_models_that_transformers_loads(place, command):  # noqa: F811
+def test_copies_are_models_that_transformers_loads(place, command):
     import transformers
 
     more = ["--save_hf_ckpt", "--save_steps", "4", "--max_ckpt_num", "2"]
@@ -288,7 +244,7 @@ def test_copies_are_models_that_transformers_loads(place, command):  # noqa: F81
     root = place / "out/checkpoints"
     names = sorted(path.name for path in root.iterdir() if path.is_dir())
     assert names == ["global_step8", "global_step8_hf", "global_step9", "global_step9_hf"]
-    assert same(root / "global_step9_hf", place / "out")
+    assert same(weights(root / "global_step9_hf"), weights(place / "out"))
     transformers.AutoModelForCausalLM.from_pretrained(root / "global_step8_hf")
     run_ranks(train.main, 1, place, with_path(command, place / "b", "--disable_ds_ckpt", "--save_hf_ckpt"))
     names = sorted(path.name for path in (place / "b/checkpoints").iterdir())

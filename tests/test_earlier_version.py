@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 
 from openkto.commands import train
+from tests.helpers.records import records, worst
 from tests.ranks import run_ranks
-from tests.trainer.test_resume import records, worst
 
 FLAGS = [
     "--pretrain", "model", "--dataset", "rows.jsonl", "--eval_dataset", "eval.jsonl", "--train_batch_size", "4",

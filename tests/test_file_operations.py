@@ -18,8 +18,8 @@ import pytest
 
 from openkto.commands import train
 from openkto.commands.run import run
+from tests.helpers.starts import check_pointers, check_same
 from tests.ranks import run_ranks
-from tests.test_chaos import check_same
 from tests.text_rows import write_model, write_rows
 
 STEPS = 6
@@ -87,15 +87,6 @@ def start(tmp_path, monkeypatch):
             return -signal.SIGKILL, 0, []
 
     return begin
-
-
-def check_pointers(out: Path, whole: Path) -> None:
-    for pointer in ("latest", "best", "finished"):
-        name = (
-            (whole / "checkpoints" / pointer).read_text().splitlines()[0]
-        )  # `finished` goes on with the model's files
-        assert (out / "checkpoints" / pointer).read_text().splitlines()[0] == name
-        assert (out / "checkpoints" / name / "manifest.json").is_file()
 
 
 @pytest.mark.parametrize("tries", [2, pytest.param(100, marks=pytest.mark.slow)])

@@ -11,7 +11,7 @@ import pytest
 from openkto.commands.run import run
 from openkto.process import watchdog
 from openkto.process.ranks import loss_of_a_rank
-from tests.test_chaos import Start, steps_recorded
+from tests.helpers.starts import Start, steps_recorded
 from tests.text_rows import write_model, write_rows
 
 SECONDS = 60
@@ -32,19 +32,12 @@ def start(tmp_path, monkeypatch):
             "--use_tensorboard", "none", "--load_checkpoint", *more,
         ]  # fmt: skip
         runs.append(Start(tmp_path, argv, before))
-        wait(lambda: steps_recorded(tmp_path / "out") >= 3, runs[-1])
+        runs[-1].wait_for(lambda: steps_recorded(tmp_path / "out") >= 3)
         return runs[-1]
 
     yield begin
     for process in (process for one in runs for process in one.ranks):
         process.kill()
-
-
-def wait(condition, one: Start) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"it never happened:\n{one.said()}"
-        time.sleep(0.02)
 
 
 def test_a_rank_that_was_stopped_ends_the_run_with_a_status_that_requeues(start):

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_chaos import Start, check_same, random_moment
-from tests.test_file_operations import check_pointers
+from tests.helpers.starts import Start, check_pointers, check_same, random_moment
 from tests.text_rows import write_model, write_rows
 
 CUTS = 10

@@ -12,18 +12,10 @@ from openkto.commands import evaluate, precompute_reference, train
 from openkto.distributed.agreement import check_all_agree, on_some_ranks
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import ConfigError
+from tests.helpers.commands import run_to_status
 from tests.ranks import run_ranks
-from tests.test_cli import run_to_status
-from tests.text_rows import write_model, write_rows
+from tests.text_rows import write_model
 from tests.tiny import make_trainer, quiet_args, token_rows
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
-    write_model(tmp_path / "model")
-    write_rows(tmp_path / "rows.jsonl", 20)
-    return tmp_path
 
 
 def flags(place, **changes):

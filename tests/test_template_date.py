@@ -9,8 +9,9 @@ import yaml
 
 import openkto.commands.resume
 from openkto.config import option_of
+from tests.helpers.commands import flags, run_to_status
+from tests.helpers.records import lines
 from tests.ranks import run_ranks
-from tests.test_cli import flags, lines, run_to_status
 from tests.text_rows import write_model, write_rows
 
 

@@ -21,6 +21,8 @@ MODULES = [
     "pytest",
     "safetensors.torch",
     "tensorboard.backend.event_processing.event_accumulator",
+    "tests.helpers.definition",
+    "tests.helpers.starts",
     "tests.text_rows",
     "tests.tiny",
     "torch._inductor.compiler_bisector",

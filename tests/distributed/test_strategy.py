@@ -1,6 +1,5 @@
 """DeepspeedStrategy at every ZeRO stage: norms, clipping, what is not finite, precision, whole weights."""
 
-import json
 import os
 import time
 
@@ -13,6 +12,7 @@ from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.zero_options import ZeroOptions
 from openkto.errors import ConfigError, TrainingError
 from openkto.models import Actor
+from tests.helpers.records import lines as lines_of
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
 
@@ -244,16 +244,11 @@ def fp16_run(folder, zero_stage, factor, steps):
     return "", True
 
 
-def train_lines(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == "train"]
-
-
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_a_float16_overflow_skips_the_update_and_the_schedule_waits(zero_stage, tmp_path):
     # Times 1000 the gradients overflow at the first scales and fit at lower ones.
     assert run_ranks(fp16_run, 2, tmp_path, tmp_path, zero_stage, 1000.0, 24)[0] == ("", True)
-    lines = train_lines(tmp_path)
+    lines = lines_of(tmp_path)
     skipped = lines[-1]["skipped_steps"]
     assert 0 < skipped < 24
     assert lines[-1]["learning_rate"] == pytest.approx(1e-3 * (1 - (24 - skipped) / 24))

@@ -9,7 +9,7 @@ import transformers
 from openkto.errors import ConfigError
 from openkto.models import Actor, load_tokenizer
 from openkto.models.loading import check_fits, check_same_vocabulary, load_config, load_model, stop_token_ids
-from tests.models.test_actor_architectures import GEMMA
+from tests.models.architectures import GEMMA
 from tests.text_rows import byte_tokenizer, write_model
 from tests.tiny import tiny_llama
 

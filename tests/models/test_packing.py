@@ -11,7 +11,7 @@ from torch import nn
 from openkto.errors import ConfigError
 from openkto.models import Actor, packing
 from openkto.models.packing import pack, packed_attention
-from tests.models.test_actor_architectures import CONFIGS, MOE, SIZES, random_model, right_padded_batch
+from tests.models.architectures import CONFIGS, MOE, SIZES, random_model, right_padded_batch
 
 BOUNDS = [0, 7, 8, 20, 33]
 

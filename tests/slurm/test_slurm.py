@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.records import records
 from tests.slurm.cluster import Cluster, NoClusterError, slurm_cluster
 from tests.text_rows import write_model, write_rows
-from tests.trainer.test_resume import records
 
 pytestmark = pytest.mark.slurm
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from openkto.batches.batch import epoch_order
 from openkto.distributed.checkpoint_folder import pointed_to
 from openkto.distributed.gather import gather_weights
 from openkto.errors import TrainingError
+from tests.helpers.long_pairs import no_position_past, seed_that_pairs
+from tests.helpers.records import batches, lines
 from tests.ranks import run_ranks
 from tests.tiny import TokenRowList, make_trainer, quiet_args, token_rows
-from tests.trainer.test_kto_trainer import no_position_past, partner
 
 LENGTHS = [(8, 3), (3, 8)]  # of rows 1 and 2, by prompt and completion
 
@@ -23,7 +23,7 @@ def train_on_a_pair_that_is_too_long(folder):
     for row, (prompt, completion) in enumerate(LENGTHS, 1):
         items[row] |= {"prompt_ids": [5] * prompt, "completion_ids": [6 + row] * completion}
         items[row]["completion_mask"] = [True] * completion
-    seed = next(s for s in range(99) if partner(epoch_order(4, s, 0).tolist(), 1) == 2)
+    seed = seed_that_pairs(1, 2, rows=4)
     rows = TokenRowList(items, np.arange(4))
     trainer, _ = make_trainer(rows, model=lambda: no_position_past(12), batch=4, micro=1, seed=seed)
     with pytest.raises(TrainingError):
@@ -45,7 +45,7 @@ def test_a_step_that_fails_leaves_its_rows_lengths_and_terms(tmp_path):
     assert row["log_prob"] == pytest.approx(log_prob, rel=1e-5)
     bad = [pair for pair in left["mismatched_pairs"] if not math.isfinite(float(pair["log_ratio"]))]
     assert bad == [{"prompt_of": 1, "completion_of": 2, "log_ratio": "nan"}]
-    (line,) = map(json.loads, (tmp_path / "a/batches.jsonl").read_text().splitlines())
+    (line,) = batches(tmp_path / "a")
     assert line["step"] == 1
     assert sorted(line["rows"]) == [0, 1, 2, 3]
 
@@ -106,10 +106,8 @@ def test_the_state_before_a_step_that_failed_makes_it_again(tmp_path, zero_stage
     assert is_equal
     # It is neither counted nor taken for the newest.
     assert names == [f"before_failed_step{FAILED}", "global_step2", "latest"]
-    lines = [json.loads(line) for line in (tmp_path / "rest/metrics.jsonl").read_text().splitlines()]
-    whole = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
-    losses = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
-    assert losses == [(line["step"], line["loss"]) for line in whole if line["kind"] == "train"]
+    rest, whole = ([(line["step"], line["loss"]) for line in lines(tmp_path / name)] for name in ("rest", "whole"))
+    assert rest == whole
     state = json.loads((tmp_path / fails_in / f"checkpoints/before_failed_step{FAILED}/state.json").read_text())
     assert (state["run"]["step"], state["updates"]) == (FAILED - 1, FAILED - 1)
     assert pointed_to(tmp_path / fails_in / "checkpoints", "latest") == "global_step2"

@@ -7,18 +7,15 @@ import pytest
 import torch
 import transformers
 
-from openkto.batches.batch import epoch_order
 from openkto.errors import ConfigError, TrainingError
 from openkto.process.watchdog import Watchdog
+from tests.helpers.long_pairs import no_position_past, seed_that_pairs
+from tests.helpers.records import batches, lines
 from tests.ranks import run_ranks
-from tests.tiny import VOCABULARY, TokenRowList, make_trainer, quiet_args, tiny_llama, token_rows
+from tests.tiny import TokenRowList, make_trainer, quiet_args, tiny_llama, token_rows
 
 LABELS = [True, False, True, True, False]
 MIXTRAL = dict(num_local_experts=4, num_experts_per_tok=2)
-
-
-def lines(folder, kind):
-    return [x for x in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if x["kind"] == kind]
 
 
 def other_llama():
@@ -145,7 +142,6 @@ def test_entropy_is_a_mean_over_completion_tokens(tmp_path):
 
 
 def tiny_mixtral():
-    import transformers
 
     torch.manual_seed(0)
     config = transformers.MixtralConfig(
@@ -206,7 +202,7 @@ def test_num_tokens_counts_matched_tokens_after_the_cut(tmp_path):
     run_ranks(train_rows, 2, tmp_path, tmp_path / "a", rows)
     prompts, completions = rows.prompt_lengths, rows.completion_lengths
     expected = int(rows.cut_lengths(prompts, completions).sum())
-    batch = json.loads((tmp_path / "a/batches.jsonl").read_text())
+    (batch,) = batches(tmp_path / "a")
     assert lines(tmp_path / "a", "train")[-1]["num_tokens"] == expected
     # Else the test would not tell matched from mismatched tokens.
     assert expected != int(rows.cut_lengths(prompts[batch["rows"]], completions[batch["kl_rows"]]).sum())
@@ -267,33 +263,17 @@ def test_a_new_run_in_a_used_folder_keeps_the_earlier_records(tmp_path):
     assert [line["step"] for line in earlier if line["kind"] == "train"] == [1, 2]
 
 
-def no_position_past(length):
-    """Return a model that gives nan where a row is longer."""
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
-    )
-    model = transformers.GPT2LMHeadModel(config)
-    model.transformer.wpe.weight.data[length:] = torch.nan
-    return model
-
-
 def train_on_long_pairs(folder):
     items = token_rows([True, False, True, False], longest=4).items
     items[1] |= {"prompt_ids": [5] * 8, "completion_ids": [6] * 3, "completion_mask": [True] * 3}
     items[2] |= {"prompt_ids": [7] * 3, "completion_ids": [8] * 8, "completion_mask": [True] * 8}
     rows = TokenRowList(items, np.arange(4))
     # Row 1's prompt with row 2's completion is the only pair of more than 11 tokens.
-    seed = next(s for s in range(99) if partner(epoch_order(4, s, 0).tolist(), 1) == 2)
+    seed = seed_that_pairs(1, 2, rows=4)
     trainer, _ = make_trainer(rows, model=lambda: no_position_past(12), batch=4, micro=1, seed=seed)
     with pytest.raises(TrainingError) as error:
         trainer.fit(quiet_args(folder, 1))
     return str(error.value)
-
-
-def partner(order, row):
-    """Return the row whose completion is paired with this one's prompt: the one before it in the batch."""
-    return order[order.index(row) - 1]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -12,9 +12,9 @@ from openkto.distributed.gather import gather_weights
 from openkto.models.actor import ActorOutput
 from openkto.process.watchdog import Watchdog
 from openkto.trainer.largest_micro_batch import CPU_TOKENS, most_rows, pending_state, settle_tokens, try_micro_batch
+from tests.helpers.records import lines
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, token_rows
-from tests.trainer.test_invariance import read_lines
 
 LABELS = [True, False, True, True, False, False, True, False]
 
@@ -71,7 +71,7 @@ def train(folder, zero_stage, precision, tries):
         try_micro_batch(trainer.model, strategy, number + 1, 9, with_gradient=True)
     trainer.fit(quiet_args(folder, 3))
     weights = gather_weights(trainer.model.module.model, torch.float32)
-    return read_lines(folder / "metrics.jsonl", "train"), weights if strategy.rank == 0 else None
+    return lines(folder), weights if strategy.rank == 0 else None
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from openkto.config import LoraConfig
 from openkto.distributed import manifest as manifests
 from openkto.distributed.moving_reference import reference_weights
 from openkto.errors import ConfigError
+from tests.helpers.records import records, worst
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
-from tests.trainer.test_resume import records, worst
 
 STEPS = 5
 

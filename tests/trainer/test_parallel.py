@@ -1,6 +1,6 @@
 """Ranks that share a model's weights, or the tokens of its rows, change nothing that a step computes."""
 
-import json
+from itertools import accumulate
 
 import pytest
 import torch
@@ -14,9 +14,13 @@ from openkto.distributed.tensor_parallel import split_of
 from openkto.distributed.zero_options import ZeroOptions
 from openkto.errors import ConfigError
 from openkto.models import Actor
+from tests.helpers import definition
+from tests.helpers.records import batches, records, worst
+from tests.helpers.records import lines as read_lines
+from tests.helpers.runs import STEPS as STEPS_OF_STARTS
+from tests.helpers.runs import prepared, start
 from tests.ranks import run_ranks
 from tests.tiny import Oracle, make_trainer, quiet_args, tiny_llama, token_rows
-from tests.trainer import test_resume as resume
 
 LABELS = [True, False, True, True, False, False, True, False, True, False, False]
 LR, BETA, WEIGHTS, STEPS = 3e-4, 0.3, (1.3, 0.7), 3
@@ -54,33 +58,17 @@ def train(folder, more):
     trainer, strategy = make_trainer(token_rows(LABELS, 3), batch=4, steps=STEPS, **settings)
     trainer.fit(quiet_args(folder, STEPS, log_batches=True, log_entropy=True))
     weights = gather_weights(trainer.model.module.model, torch.float32, trainable_alone="lora" in settings)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return ([line for line in lines if line["kind"] == "train"], weights) if strategy.rank == 0 else None
+    return (read_lines(folder), weights) if strategy.rank == 0 else None
 
 
 def assert_is_definition(folder, got, model, reference=None, max_norm=1.0):
-    """Compare a run with every step in float64 on one rank, as the definition says it."""
-    lines, weights = got
-    items = {item["row"]: item for item in token_rows(LABELS, 3).items}
+    """Compare a run with every step in float64 on one rank, and its count of tokens with its rows'."""
+    rows = token_rows(LABELS, 3)
     oracle = Oracle(model, beta=BETA, weights=WEIGHTS, lr=LR, max_norm=max_norm, reference=reference)
-    for line, text in zip(lines, (folder / "batches.jsonl").read_text().splitlines(), strict=True):
-        batch = json.loads(text)
-        step = oracle.step([items[r] for r in batch["rows"]], [items[r] for r in batch["kl_rows"]])
-        assert line["loss"] == pytest.approx(step.loss, rel=1e-5)
-        assert line["kl"] == pytest.approx(step.z_ref, rel=1e-4, abs=3e-5)
-        assert line["grad_norm"] == pytest.approx(step.grad_norm, rel=1e-4)
-        assert line["num_tokens"] == sum(
-            len(items[r]["prompt_ids"] + items[r]["completion_ids"])
-            for b in map(json.loads, (folder / "batches.jsonl").read_text().splitlines())
-            if b["step"] <= batch["step"]
-            for r in b["rows"]
-        )
-    trained = {name: p for name, p in oracle.policy.named_parameters(remove_duplicate=False) if p.requires_grad}
-    assert trained.keys() <= weights.keys()
-    for name, value in trained.items():
-        torch.testing.assert_close(
-            weights[name].double(), value.detach(), rtol=0, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}"
-        )
+    definition.assert_is_definition(folder, got, rows, oracle, kl=3e-5, weights=2e-5)
+    lengths = rows.prompt_lengths + rows.completion_lengths
+    tokens = [int(lengths[batch["rows"]].sum()) for batch in batches(folder)]
+    assert [line["num_tokens"] for line in got[0]] == list(accumulate(tokens))
 
 
 @WAYS
@@ -182,14 +170,12 @@ def test_half_precision(way, zero_stage, tmp_path):
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def start(folder, zero_stage, stop, more):
-    return resume.start(folder, zero_stage, {"stop_after_steps": stop}, **more)
-
-
-def run(tmp_path, folder, *starts, **more):
+def run(tmp_path, folder, *starts):
     """Run several starts, each (ranks, ZeRO stage, stop after, way); return the last one's weights."""
     for world_size, zero_stage, stop, way in starts:
-        weights = run_ranks(start, world_size, tmp_path, tmp_path / folder, zero_stage, stop, way | more)[0]
+        weights = run_ranks(
+            start, world_size, tmp_path, tmp_path / folder, zero_stage, {"stop_after_steps": stop}, way
+        )[0]
     return weights
 
 
@@ -199,8 +185,8 @@ def run(tmp_path, folder, *starts, **more):
 def test_a_resumed_run_is_bit_equal(way, zero_stage, tmp_path):
     whole = run(tmp_path, "whole", (2, zero_stage, None, way))
     cut = run(tmp_path, "cut", (2, zero_stage, 2, way), (2, zero_stage, None, way))
-    assert resume.worst(whole, cut) == 0.0
-    assert resume.records(tmp_path / "cut") == resume.records(tmp_path / "whole")
+    assert worst(whole, cut) == 0.0
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
 
 
 def test_a_run_goes_on_where_weights_and_tokens_are_shared_otherwise(tmp_path):
@@ -209,14 +195,14 @@ def test_a_run_goes_on_where_weights_and_tokens_are_shared_otherwise(tmp_path):
     for i, (before, after) in enumerate(zip(places, [*places[1:], *places[:1]], strict=True)):
         (a, b, c), (d, e, f) = before, after
         resumed = run(tmp_path, str(i), (a, b, 3, c), (d, e, None, f))
-        assert resume.worst(whole, resumed) < 1e-6, (before, after)
+        assert worst(whole, resumed) < 1e-6, (before, after)
 
 
 def with_dropout(folder, stop, way):
     """Return the whole weights, and this rank's own of what every rank has whole."""
     dropout = {"lora": LoraConfig(lora_rank=4, lora_dropout=0.3), "ref_mode": "adapter"}
-    trainer, _ = resume.prepared(1, **way, **dropout)
-    trainer.fit(quiet_args(folder, resume.STEPS, stop_after_steps=stop, load_checkpoint=True))
+    trainer, _ = prepared(1, **way, **dropout)
+    trainer.fit(quiet_args(folder, STEPS_OF_STARTS, stop_after_steps=stop, load_checkpoint=True))
     parameters = trainer.model.module.named_parameters()
     own = {name: p.detach().clone() for name, p in parameters if p.requires_grad and split_of(p) is None}
     return gather_weights(trainer.model.module, torch.float32), own
@@ -227,8 +213,8 @@ def test_dropout_in_an_adapter_goes_on_and_leaves_all_ranks_the_same_weights(way
     whole, first = run_ranks(with_dropout, 2, tmp_path, tmp_path / "whole", None, way)[0]
     run_ranks(with_dropout, 2, tmp_path, tmp_path / "cut", 3, way)
     (cut, own), (_, other) = run_ranks(with_dropout, 2, tmp_path, tmp_path / "cut", None, way)
-    assert resume.worst(whole, cut) == 0.0
-    assert resume.worst(own, other) == resume.worst(own, first) == 0.0
+    assert worst(whole, cut) == 0.0
+    assert worst(own, other) == worst(own, first) == 0.0
     assert len(own) == (14 if way is SPLIT else 28)
 
 

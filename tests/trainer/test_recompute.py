@@ -7,9 +7,9 @@ import torch
 
 from openkto.config import LoraConfig
 from openkto.models import Actor
+from tests.helpers.runs import MIXED, assert_same, train
 from tests.ranks import run_ranks
 from tests.tiny import Count, tiny_llama
-from tests.trainer.test_invariance import MIXED, assert_same, train
 
 IDS_BT = torch.arange(3, 51).view(4, 12)
 MASK_BT = torch.ones_like(IDS_BT, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)
@@ -88,7 +88,7 @@ def recomputing_run(folder, zero_stage, how, lora):
 def test_selective_recomputation_changes_no_step_on_any_stage(tmp_path, zero_stage, lora):
     plain = run_ranks(recomputing_run, 1, tmp_path, tmp_path / "plain", 0, False, lora)[0]
     others = run_ranks(recomputing_run, 2, tmp_path, tmp_path / "selective", zero_stage, "selective", lora)[0]
-    assert_same(*plain, *others)
+    assert_same(plain, others)
 
 
 def compiled_run(folder, zero_stage, backend, how, lora):
@@ -124,5 +124,5 @@ def test_another_number_of_rows_compiles_nothing_new():
 def test_compiled_layers_change_no_step_on_any_stage(tmp_path, zero_stage, how, lora):
     plain = run_ranks(recomputing_run, 1, tmp_path, tmp_path / "plain", 0, False, lora)[0]
     others, stats = run_ranks(compiled_run, 2, tmp_path, tmp_path / "compiled", zero_stage, "eager", how, lora)[0]
-    assert_same(*plain, *others)
+    assert_same(plain, others)
     assert stats["unique_graphs"] > 0

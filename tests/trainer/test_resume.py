@@ -1,7 +1,6 @@
 """A run that is interrupted and taken up again is the run that would have been."""
 
 import contextlib
-import json
 import random
 import signal
 from pathlib import Path
@@ -13,55 +12,15 @@ import torch
 from openkto.distributed import checkpoint
 from openkto.distributed import checkpoint_folder as layout
 from openkto.distributed.engine_files import HashedFile, read_file
-from openkto.distributed.gather import gather_weights
 from openkto.errors import CheckpointError, ConfigError, OpenKTOError, StopError
 from openkto.process.stops import StopRequest
 from openkto.trainer import saving
 from openkto.trainer.identity import check_same_run
 from openkto.trainer.rng import rng_state, set_rng_state
+from tests.helpers.records import records, worst
+from tests.helpers.runs import STEPS, prepared, start, train_in_starts
 from tests.ranks import run_ranks
-from tests.tiny import make_trainer, quiet_args, token_rows
-
-STEPS = 6
-# What differs from one run to the next without any reason to care.
-TIMES = {"samples_per_second", "tokens_per_second", "step_time_s", "peak_memory_gb", "seconds"}
-
-
-def records(folder) -> list[dict]:
-    """Return the lines of metrics.jsonl without times, and without those that each start writes."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines if line["kind"] != "run"]
-
-
-def prepared(zero_stage, **more):
-    rows = token_rows([True, False, False] * 7)
-    settings = {"schedule": "cosine", "warmup_ratio": 0.3, "l2": 0.1, "lr": 3e-4, "batch": 8, "micro": 3}
-    return make_trainer(rows, zero_stage=zero_stage, steps=STEPS, **(settings | more))
-
-
-def start(folder, zero_stage=0, args=None, **more):
-    """Train as one start of the command does; return the weights, whole on rank 0."""
-    trainer, _ = prepared(zero_stage, **more)
-    trainer.fit(quiet_args(folder, STEPS, **({"load_checkpoint": True} | (args or {}))))
-    return gather_weights(trainer.model.module, torch.float32)
-
-
-def start_with(folder, zero_stage, args, more):
-    return start(folder, zero_stage, args, **more)
-
-
-def train(tmp_path, folder, *starts, args=None, **more):
-    """Run several starts, each (ranks, ZeRO stage, stop after); return the last one's weights."""
-    for world_size, zero_stage, stop in starts:
-        given = (args or {}) | {"stop_after_steps": stop}
-        weights = run_ranks(start_with, world_size, tmp_path, tmp_path / folder, zero_stage, given, more)[0]
-    return weights
-
-
-def worst(a: dict, b: dict) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
+from tests.tiny import quiet_args, token_rows
 
 # ---- exact ----------------------------------------------------------------------------------------------------------
 
@@ -72,8 +31,8 @@ def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(tmp_path, zero_stag
     args = {"logging_steps": 4, "eval_steps": 2, "eval_at_start": True, "log_batches": True}
     more = {"args": args, "eval_rows": token_rows([True, False, True], seed=9)}
     stage = zero_stage
-    whole = train(tmp_path, "whole", (2, stage, None), **more)
-    cut = train(tmp_path, "cut", (2, stage, 1), (2, stage, 3), (2, stage, 4), (2, stage, None), **more)
+    whole = train_in_starts(tmp_path, "whole", (2, stage, None), **more)
+    cut = train_in_starts(tmp_path, "cut", (2, stage, 1), (2, stage, 3), (2, stage, 4), (2, stage, None), **more)
     assert worst(whole, cut) == 0.0
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
     for name in ("batches.jsonl", "tokens.jsonl"):
@@ -82,8 +41,8 @@ def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(tmp_path, zero_stag
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine_with_restarts", "warmup_stable_decay"])
 def test_every_schedule_goes_on_where_it_was(tmp_path, schedule):
-    train(tmp_path, "whole", (1, 0, None), schedule=schedule)
-    train(tmp_path, "cut", (1, 0, 2), (1, 0, None), schedule=schedule)
+    train_in_starts(tmp_path, "whole", (1, 0, None), schedule=schedule)
+    train_in_starts(tmp_path, "cut", (1, 0, 2), (1, 0, None), schedule=schedule)
     rates = [line.get("learning_rate") for line in records(tmp_path / "cut")]
     assert rates == [line.get("learning_rate") for line in records(tmp_path / "whole")]
 
@@ -120,7 +79,7 @@ def start_in_half(folder, stop, precision):
     from deepspeed.accelerator import get_accelerator
 
     type(get_accelerator()).is_fp16_supported = lambda self: True  # this CPU computes it, and denies it
-    return start(folder, 2, {"stop_after_steps": stop}, param_dtype=precision)
+    return start(folder, 2, {"stop_after_steps": stop}, {"param_dtype": precision})
 
 
 def test_the_random_generators_go_on_where_they_were():
@@ -142,12 +101,12 @@ def test_the_random_generators_go_on_where_they_were():
 
 
 def test_a_run_goes_on_with_other_ranks_other_stages_and_other_micro_batches(tmp_path):
-    whole = train(tmp_path, "whole", (2, 2, None))
+    whole = train_in_starts(tmp_path, "whole", (2, 2, None))
     places = [(2, 0), (1, 1), (2, 3), (1, 3), (2, 2), (1, 0), (2, 1), (1, 2)]
     for before, after in zip(places, [*places[3:], *places[:3]], strict=True):
         folder = f"{before}-{after}"
-        train(tmp_path, folder, (*before, 3))
-        resumed = train(tmp_path, folder, (*after, None), micro=2)
+        train_in_starts(tmp_path, folder, (*before, 3))
+        resumed = train_in_starts(tmp_path, folder, (*after, None), micro=2)
         assert worst(whole, resumed) < 1e-6, folder
         pairs = zip(records(tmp_path / folder), records(tmp_path / "whole"), strict=True)
         for line, expected in pairs:
@@ -171,11 +130,13 @@ def groups_after_resume(folder):
 
 
 def test_another_folder_for_the_metrics_does_not_stop_a_run_from_its_checkpoint(tmp_path):
-    whole = train(tmp_path, "whole", (1, 0, None))
-    train(tmp_path, "a", (1, 0, 3))
+    whole = train_in_starts(tmp_path, "whole", (1, 0, None))
+    train_in_starts(tmp_path, "a", (1, 0, 3))
     (tmp_path / "b").mkdir()
     (tmp_path / "b/metrics.jsonl").write_text('{"kind": "train", "step": 1}\n')
-    cut = train(tmp_path, "b", (1, 0, None), args={"load_checkpoint": str(tmp_path / "a/checkpoints/global_step3")})
+    cut = train_in_starts(
+        tmp_path, "b", (1, 0, None), args={"load_checkpoint": str(tmp_path / "a/checkpoints/global_step3")}
+    )
     assert worst(whole, cut) == 0.0
     assert [line["step"] for line in records(tmp_path / "b")] == [4, 5, 6, 6]
     assert (tmp_path / "b/metrics.1.jsonl").read_text() == '{"kind": "train", "step": 1}\n'
@@ -216,8 +177,8 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, place, ste
     assert said == [f"SIGUSR1 on rank 1: stopped after step {step} of 6. Start the same command again."] * 2
     assert layout.checkpoints_in(tmp_path / "cut/checkpoints") == [f"global_step{step}"]
     more = {"args": {"eval_steps": 2}, "eval_rows": token_rows([True, False] * 4, seed=9), "micro": 2}
-    whole = train(tmp_path, "whole", (2, 1, None), **more)
-    cut = train(tmp_path, "cut", (2, 1, None), **more)
+    whole = train_in_starts(tmp_path, "whole", (2, 1, None), **more)
+    cut = train_in_starts(tmp_path, "cut", (2, 1, None), **more)
     assert worst(whole, cut) == 0.0
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
 
@@ -288,8 +249,8 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing_but_the_steps_since_the_la
         run_ranks(killed_in_save, 2, tmp_path, tmp_path / "cut", point, rank)
     complete = ["global_step4", "global_step2"] if point in ("latest", "the deletion") else ["global_step2"]
     assert layout.checkpoints_in(tmp_path / "cut/checkpoints") == complete
-    whole = train(tmp_path, "whole", (2, 1, None))
-    cut = train(tmp_path, "cut", (2, 1, None), args={"save_steps": 2})
+    whole = train_in_starts(tmp_path, "whole", (2, 1, None))
+    cut = train_in_starts(tmp_path, "cut", (2, 1, None), args={"save_steps": 2})
     assert worst(whole, cut) == 0.0
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
     left = sorted(path.name for path in (tmp_path / "cut/checkpoints").iterdir())
@@ -329,7 +290,7 @@ def choices_after_damage(folder):
 
 
 def test_every_damage_to_the_newest_checkpoint_lets_all_ranks_take_the_one_before(tmp_path):
-    train(tmp_path, "a", (2, 2, 4), args={"save_steps": 2})
+    train_in_starts(tmp_path, "a", (2, 2, 4), args={"save_steps": 2})
     chosen = run_ranks(choices_after_damage, 2, tmp_path, tmp_path / "a")[0]
     assert len(chosen) == 6 * len(DAMAGES)  # three of DeepSpeed's files and three of ours
     assert {tuple(steps) for steps in chosen.values()} == {(2, 2)}
@@ -337,14 +298,14 @@ def test_every_damage_to_the_newest_checkpoint_lets_all_ranks_take_the_one_befor
 
 def failure_of(folder, args, more):
     try:
-        start(folder, 0, args, **more)
+        start(folder, 0, args, more)
     except OpenKTOError as error:
         return type(error), str(error)
     return None
 
 
 def test_where_no_checkpoint_is_complete_nothing_starts(tmp_path):
-    train(tmp_path, "a", (1, 0, 2))
+    train_in_starts(tmp_path, "a", (1, 0, 2))
     (tmp_path / "a/checkpoints/global_step2/manifest.json").unlink()
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {})[0]
     assert kind is CheckpointError
@@ -359,7 +320,7 @@ def test_where_no_checkpoint_is_complete_nothing_starts(tmp_path):
 
 
 def test_what_may_not_change_is_compared_and_listed(tmp_path):
-    train(tmp_path, "a", (1, 0, 2), args={"identity": {"the model": "a"}})
+    train_in_starts(tmp_path, "a", (1, 0, 2), args={"identity": {"the model": "a"}})
     kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {"beta": 0.2, "batch": 7, "seed": 5})[0]
     assert kind is CheckpointError
     for difference in ("--beta was 0.1, is 0.2", "--train_batch_size was 8, is 7", "--seed was 1, is 5"):
@@ -399,8 +360,8 @@ def test_the_position_is_the_checkpoints(tmp_path):
 
 
 def test_a_new_run_keeps_the_checkpoints_of_an_earlier_one(tmp_path):
-    train(tmp_path, "a", (1, 0, 2))
-    train(tmp_path, "a", (1, 0, 3), args={"load_checkpoint": False})
+    train_in_starts(tmp_path, "a", (1, 0, 2))
+    train_in_starts(tmp_path, "a", (1, 0, 3), args={"load_checkpoint": False})
     root = tmp_path / "a/checkpoints"
     assert layout.checkpoints_in(root) == ["global_step3"]
     assert layout.checkpoints_in(root / "earlier-1") == ["global_step2"]
@@ -608,7 +569,7 @@ def start_frozen(folder, zero_stage, stop):
             parameter.requires_grad_("layers.1" in name)
         return model
 
-    return start(folder, zero_stage, {"stop_after_steps": stop}, model=half_frozen)
+    return start(folder, zero_stage, {"stop_after_steps": stop}, {"model": half_frozen})
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
@@ -636,7 +597,7 @@ def start_lora(folder, zero_stage, stop, checkpointing):
 
     lora = LoraConfig(lora_rank=4, lora_dropout=0.3)
     more = {"lora": lora, "gradient_checkpointing": checkpointing, "lr": 0.01}
-    return start(folder, zero_stage, {"stop_after_steps": stop, "logging_steps": 2}, **more)
+    return start(folder, zero_stage, {"stop_after_steps": stop, "logging_steps": 2}, more)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from openkto.models import Actor
 from openkto.models.loading import check_fits
 from openkto.models.positions import RowLengths, row_lengths
 from openkto.trainer.planning import plan_for
+from tests.helpers.definition import replay
+from tests.helpers.records import lines
 from tests.ranks import run_ranks
 from tests.tiny import VOCABULARY, Oracle, TokenRowList, make_trainer, quiet_args, tiny_llama, token_rows
 
@@ -91,15 +93,12 @@ def test_rows_beyond_the_first_length_of_longrope_count_as_if_alone(tmp_path):
     lengths = [len(item["prompt_ids"] + item["completion_ids"]) for item in items]
     assert min(lengths) <= FIRST < max(lengths)
     oracle = Oracle(tiny_phi3(), beta=0.1, lr=1e-3)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    batches = [json.loads(line) for line in (tmp_path / "batches.jsonl").read_text().splitlines()]
-    for line, batch in zip([line for line in lines if line["kind"] == "train"], batches, strict=True):
-        expected = oracle.step([items[r] for r in batch["rows"]], [items[r] for r in batch["kl_rows"]])
+    for line, expected in zip(lines(tmp_path), replay(tmp_path, long_and_short_rows(), oracle), strict=True):
         assert line["loss"] == pytest.approx(expected.loss, rel=1e-5)
         assert line["grad_norm"] == pytest.approx(expected.grad_norm, rel=1e-4)
     # In file order each row is paired with the completion before it.
     partners = [items[-1], *items[:-1]]
-    last = [line for line in lines if line["kind"] == "eval"][-1]
+    last = lines(tmp_path, "eval")[-1]
     assert last["loss"] == pytest.approx(oracle.step(items, partners).loss, rel=1e-5)
 
 

@@ -9,10 +9,10 @@ from openkto.distributed.optimizer import cpu_adam, problem_with_cpu_adam
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.zero_options import ZeroOptions, missing_for_nvme
 from openkto.errors import CheckpointError
+from tests.helpers.records import worst
+from tests.helpers.runs import MIXED, assert_same, start, train
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
-from tests.trainer.test_invariance import MIXED, assert_same, train
-from tests.trainer.test_resume import start_with, worst
 
 
 def shown(value):
@@ -53,7 +53,7 @@ def train_with(labels, folder, zero_stage, zero, more):
 )
 def test_a_step_computes_the_same(one_rank, tmp_path, world_size, zero_stage, zero, more):
     others = run_ranks(train_with, world_size, tmp_path, MIXED, tmp_path, zero_stage, zero, more)[0]
-    assert_same(*one_rank, *others)
+    assert_same(one_rank, others)
 
 
 def with_a_reference_that_moves(folder, zero_stage, zero):
@@ -64,7 +64,7 @@ def test_a_reference_that_moves_is_fetched_as_it_now_is(tmp_path):
     # Its second copy, of hpZ, is made once; were it not made again, the old reference would be computed with.
     one = run_ranks(with_a_reference_that_moves, 1, tmp_path, tmp_path / "one", 0, ZeroOptions())[0]
     others = run_ranks(with_a_reference_that_moves, 4, tmp_path, tmp_path / "four", 3, HPZ)[0]
-    assert_same(*one, *others)
+    assert_same(one, others)
     still = run_ranks(train, 1, tmp_path, [True, False, True, False], tmp_path / "still", 0, 4, 2, 4)[0]
     assert abs(still[0][2]["loss"] - one[0][2]["loss"]) > 1e-4
 
@@ -102,7 +102,7 @@ def lora_run(folder, zero_stage, zero):
 def test_an_adapter_trains_the_same(tmp_path, zero):
     one = run_ranks(lora_run, 1, tmp_path, tmp_path / "one", 0, ZeroOptions())[0]
     others = run_ranks(lora_run, 2, tmp_path, tmp_path / "two", 3, zero)[0]
-    assert_same(*one, *others)
+    assert_same(one, others)
 
 
 def trained(tmp_path, folder, *starts):
@@ -110,7 +110,7 @@ def trained(tmp_path, folder, *starts):
     for world_size, zero_stage, zero, stop in starts:
         more = {"zero": zero}
         weights = run_ranks(
-            start_with, world_size, tmp_path, tmp_path / folder, zero_stage, {"stop_after_steps": stop}, more
+            start, world_size, tmp_path, tmp_path / folder, zero_stage, {"stop_after_steps": stop}, more
         )[0]
     return weights
 
@@ -200,7 +200,7 @@ def with_cpu_adam(folder, zero_stage, stop):
         return cpu_adam([{name: g[name] for name in ("params", "weight_decay")} for g in groups], lr=lr, betas=betas)
 
     DeepspeedStrategy.create_optimizer = create
-    return start_with(folder, zero_stage, {"stop_after_steps": stop}, {"zero": ZeroOptions(adam_offload=True)})
+    return start(folder, zero_stage, {"stop_after_steps": stop}, {"zero": ZeroOptions(adam_offload=True)})
 
 
 @pytest.mark.slow
