@@ -29,7 +29,7 @@ def with_adapter(place, folder):
     return peft.PeftModel.from_pretrained(base, folder)
 
 
-@pytest.mark.parametrize("zero_stage", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("zero_stage", ["0", *(pytest.param(n, marks=pytest.mark.slow) for n in "12"), "3"])
 def test_a_run_leaves_an_adapter_that_peft_loads_with_the_same_numbers(place, zero_stage):
     run_ranks(train.main, 2, place, flags(place, *LORA, "--zero_stage", zero_stage, "--eval_at_start"))
     out = place / "out"
@@ -73,7 +73,7 @@ def test_the_written_run_file_starts_the_same_run_again(place):
 
 
 @pytest.mark.parametrize("reference", [[], ["--ref_mode", "model"], ["--ref_pretrain", "{place}/model"]])
-@pytest.mark.parametrize("zero_stage", ["2", "3"])
+@pytest.mark.parametrize("zero_stage", [pytest.param("2", marks=pytest.mark.slow), "3"])
 def test_evaluate_takes_an_adapter_and_its_base_is_the_reference(place, reference, zero_stage):
     run_ranks(train.main, 1, place, flags(place, *LORA))
     argv = ["--pretrain", f"{place}/out", "--max_len", "128", "--eval_dataset", f"{place}/eval.jsonl"]

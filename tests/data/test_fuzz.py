@@ -14,7 +14,6 @@ from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.errors import DataError
 from tests.tokenizers_for_tests import byte_tokenizer
 
-MUTATIONS = 300
 TOKENIZER = byte_tokenizer(bos="on")
 FORMS = {
     "texts": [{"prompt": f"p{n}", "completion": f" c{n} ü", "label": n % 2 == 0} for n in range(6)],
@@ -117,12 +116,13 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("mutations", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("suffix", "form"), CASES)
-def test_a_damaged_file_gives_rows_or_one_sentence(tmp_path, suffix, form):
+def test_a_damaged_file_gives_rows_or_one_sentence(tmp_path, suffix, form, mutations):
     rng = random.Random(f"{suffix} {form}")
     whole = contents(tmp_path, suffix, FORMS[form])
     outcomes = {"rows": 0, "error": 0}
-    for number in range(MUTATIONS):
+    for number in range(mutations):
         path = tmp_path / f"data{suffix}"
         path.write_bytes(mutate(whole, rng))
         outcomes[outcome(path, "skip" if number % 3 == 0 else "error")] += 1

@@ -67,7 +67,16 @@ def test_one_rank_equals_the_definition_in_float64(one_rank):
             assert line["rewards/chosen"] == pytest.approx(sum(chosen) / len(chosen), rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize(("world_size", "zero_stage", "micro"), [(1, 0, 1), (2, 0, 2), (3, 1, 1), (2, 2, 1), (3, 3, 1)])
+@pytest.mark.parametrize(
+    ("world_size", "zero_stage", "micro"),
+    [
+        pytest.param(1, 0, 1, marks=pytest.mark.slow),
+        (2, 0, 2),
+        pytest.param(3, 1, 1, marks=pytest.mark.slow),
+        (2, 2, 1),
+        (3, 3, 1),
+    ],
+)
 def test_ranks_micro_batches_and_stages_change_nothing(one_rank, world_size, zero_stage, micro, tmp_path):
     # Batches of 4, 4 and 3 over 3 ranks: a rank has no desirable row, no undesirable row, or a dummy alone.
     loss_type, folder, weights = one_rank

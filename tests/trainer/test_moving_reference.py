@@ -40,7 +40,7 @@ def test_the_reference_is_a_quarter_of_the_policy_on_the_way(tmp_path):
     assert worst(reference, start()) > 1e-3
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_every_stage_moves_it_alike(tmp_path, zero_stage):
     expected, _ = run_ranks(run_with, 1, tmp_path, tmp_path / "one", 0, None, {})[0]
     reference, _ = run_ranks(run_with, 2, tmp_path, tmp_path / "two", zero_stage, None, {})[0]

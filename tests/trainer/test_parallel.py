@@ -25,7 +25,6 @@ from tests.tiny import Oracle, make_trainer, quiet_args, tiny_llama, token_rows
 LABELS = [True, False, True, True, False, False, True, False, True, False, False]
 LR, BETA, WEIGHTS, STEPS = 3e-4, 0.3, (1.3, 0.7), 3
 LORA = LoraConfig(lora_rank=4, lora_alpha=8)
-STAGES = [0, 1, 2, 3]
 SPLIT, SHARED, ALONE = ({"tensor_parallel_size": t, "sequence_parallel_size": s} for t, s in ((2, 1), (1, 2), (1, 1)))
 WAYS = pytest.mark.parametrize("way", [SPLIT, SHARED], ids=["weights", "tokens"])
 MIXTRAL = {"kind": "Mixtral", "changes": {"num_local_experts": 4, "num_experts_per_tok": 2}, "aux_loss_coef": 0.1}
@@ -72,7 +71,7 @@ def assert_is_definition(folder, got, model, reference=None, max_norm=1.0):
 
 
 @WAYS
-@pytest.mark.parametrize("zero_stage", STAGES)
+@pytest.mark.parametrize("zero_stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_two_ranks_train_as_the_definition_says(way, zero_stage, tmp_path):
     # The gradient is clipped to a hundredth, and Adam would hide a wrong scale of it.
     got = run_ranks(train, 2, tmp_path, tmp_path / "a", way | {"zero_stage": zero_stage, "max_norm": 0.01})[0]
@@ -135,26 +134,30 @@ OFFLOADED = {"zero": ZeroOptions(adam_offload=True, param_offload=True), "zero_s
 FOLLOWING = {"ref_sync_steps": 1, "ref_sync_alpha": 0.5}
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("way", "more"),
     [
         (SPLIT, REENTRANT | {"zero_stage": 3}),
-        (SPLIT, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
+        slow(SPLIT, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
         (SPLIT, OFFLOADED),
-        (SPLIT, FOLLOWING | {"zero_stage": 0}),
+        slow(SPLIT, FOLLOWING | {"zero_stage": 0}),
         (SPLIT, FOLLOWING | {"zero_stage": 3}),
         (SPLIT, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
         (SPLIT, {"lora": LoraConfig(lora_rank=4, lora_modules_to_save=["lm_head"]), "ref_mode": "adapter"}),
-        (SHARED, REENTRANT | {"zero_stage": 3}),
+        slow(SHARED, REENTRANT | {"zero_stage": 3}),
         (SHARED, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
         (SHARED, OFFLOADED),
         (SHARED, FOLLOWING | {"zero_stage": 3}),
         (SHARED, {"gradient_checkpointing": "selective", "zero_stage": 3}),
-        (SHARED, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
+        slow(SHARED, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
         (SHARED, {"loss_type": "bco", "sft_loss_coef": 0.5}),
         (SHARED, {"lora": LoraConfig(lora_rank=4, use_dora=True), "ref_mode": "adapter", "zero_stage": 2}),
         # The balancing loss is of whole micro-batches, and would be another of their halves.
-        (SHARED, MIXTRAL | {"zero_stage": 2, "micro": 1}),
+        slow(SHARED, MIXTRAL | {"zero_stage": 2, "micro": 1}),
         (SHARED, MIXTRAL | {"zero_stage": 3, "micro": 1}),
     ],
 )

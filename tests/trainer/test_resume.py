@@ -100,10 +100,16 @@ def test_the_random_generators_go_on_where_they_were():
 # ---- elastic --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_with_other_ranks_other_stages_and_other_micro_batches(tmp_path):
+# Places to stop and to go on at, each (ranks, ZeRO stage).
+PLACES = [(2, 0), (1, 1), (2, 3), (1, 3), (2, 2), (1, 0), (2, 1), (1, 2)]
+MOVES = list(zip(PLACES, [*PLACES[3:], *PLACES[:3]], strict=True))
+
+
+# The first moves are from two ranks to one and back, into and out of ZeRO 3.
+@pytest.mark.parametrize("moves", [MOVES[:4], pytest.param(MOVES[4:], marks=pytest.mark.slow)], ids=["some", "others"])
+def test_a_run_goes_on_with_other_ranks_other_stages_and_other_micro_batches(tmp_path, moves):
     whole = train_in_starts(tmp_path, "whole", (2, 2, None))
-    places = [(2, 0), (1, 1), (2, 3), (1, 3), (2, 2), (1, 0), (2, 1), (1, 2)]
-    for before, after in zip(places, [*places[3:], *places[:3]], strict=True):
+    for before, after in moves:
         folder = f"{before}-{after}"
         train_in_starts(tmp_path, folder, (*before, 3))
         resumed = train_in_starts(tmp_path, folder, (*after, None), micro=2)
@@ -243,16 +249,23 @@ def killed_in_save(folder, point, rank):
     trainer.fit(quiet_args(folder, STEPS, save_steps=2))
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """What two ranks make without a kill: the weights, and the folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train_in_starts(folder, "whole", (2, 1, None)), folder / "whole"
+
+
 @pytest.mark.parametrize(("point", "rank"), [*((point, 0) for point in POINTS), ("a file", 1)])
-def test_a_kill_in_the_middle_of_a_save_loses_nothing_but_the_steps_since_the_last(tmp_path, point, rank):
+def test_a_kill_in_the_middle_of_a_save_loses_nothing_but_the_steps_since_the_last(tmp_path, whole_run, point, rank):
     with pytest.raises(AssertionError, match="a rank failed"):
         run_ranks(killed_in_save, 2, tmp_path, tmp_path / "cut", point, rank)
     complete = ["global_step4", "global_step2"] if point in ("latest", "the deletion") else ["global_step2"]
     assert layout.checkpoints_in(tmp_path / "cut/checkpoints") == complete
-    whole = train_in_starts(tmp_path, "whole", (2, 1, None))
+    whole, folder = whole_run
     cut = train_in_starts(tmp_path, "cut", (2, 1, None), args={"save_steps": 2})
     assert worst(whole, cut) == 0.0
-    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    assert records(tmp_path / "cut") == records(folder)
     left = sorted(path.name for path in (tmp_path / "cut/checkpoints").iterdir())
     assert left == ["global_step2", "global_step4", "global_step6", "latest"]
 

@@ -39,9 +39,9 @@ def train_with(labels, folder, zero_stage, zero, more):
 @pytest.mark.parametrize(
     ("world_size", "zero_stage", "zero", "more"),
     [
-        (2, 3, HPZ, {}),
+        pytest.param(2, 3, HPZ, {}, marks=pytest.mark.slow),
         (4, 3, HPZ, {}),
-        (2, 1, ZeroOptions(adam_offload=True), {}),
+        pytest.param(2, 1, ZeroOptions(adam_offload=True), {}, marks=pytest.mark.slow),
         (2, 2, ZeroOptions(adam_offload=True), {}),
         (2, 3, ZeroOptions(adam_offload=True), {}),
         (2, 3, ZeroOptions(param_offload=True), {}),
@@ -145,7 +145,7 @@ def optimizer_run(folder, zero_stage, fused):
     return gather_weights(trainer.model.module.model, torch.float32)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 def test_the_fused_adam_of_gpus_makes_the_same_updates(tmp_path, zero_stage):
     # torch has it on the CPU too; `create_optimizer` asks for it on a GPU alone.
     plain, fused = (
