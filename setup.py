@@ -17,7 +17,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["openkto", "openkto.*"]),
-    package_data={"openkto.pages": ["page.html.jinja", "page.js"]},
+    package_data={"openkto.pages": ["*.html.jinja", "page.js"]},
     install_requires=[
         "torch>=2.11",
         "deepspeed>=0.19.8,<0.20",

@@ -49,7 +49,7 @@ def page() -> str:
         header,
     ]
     options = [item for item in dataclasses.fields(RunOptions) if item.metadata]
-    one = {"output": "evaluate", "openrlhf_defaults": "train"}
+    one = {"output": "evaluate, inspect", "json": "inspect", "openrlhf_defaults": "train"}
     lines += [row(item, one.get(item.name, "both")) for item in options]
     lines += ["", "## What differs from OpenRLHF 0.9\n"]
     lines += ["Its 65 flags keep their names and meaning; these defaults differ.\n"]

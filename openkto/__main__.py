@@ -3,12 +3,13 @@
 import sys
 
 from openkto import __version__
-from openkto.commands import convert_checkpoint, evaluate, merge_lora, precompute_reference, report, train
+from openkto.commands import convert_checkpoint, evaluate, inspect, merge_lora, precompute_reference, report, train
 from openkto.commands.run import run_and_exit
 from openkto.config.flags import DESCRIPTIONS
 from openkto.errors import ConfigError
 
 COMMANDS = {
+    "inspect": inspect.main,
     "train": train.main,
     "precompute_reference": precompute_reference.main,
     "evaluate": evaluate.main,

@@ -57,7 +57,7 @@ def written_commands():
         path.read_text()
         for path in (
             DOCS.parent / "README.md",
-            *(DOCS / f"{n}.md" for n in ("lora", "reference", "parallel", "report")),
+            *(DOCS / f"{n}.md" for n in ("lora", "reference", "parallel", "report", "inspect")),
         )
     )
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)

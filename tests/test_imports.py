@@ -21,13 +21,15 @@ ALLOWED = {
     "distributed": {"config", "files", "process"},
     "report": {"batches", "config", "distributed", "files", "models"},
     "trainer": {"batches", "config", "data", "distributed", "files", "models", "process", "report"},
-    "pages": {"config", "data", "files", "report"},
+    "inspection": {"config", "data"},
+    "pages": {"config", "data", "files", "inspection", "report"},
     "commands": {
         "batches",
         "config",
         "data",
         "distributed",
         "files",
+        "inspection",
         "models",
         "pages",
         "process",
@@ -104,7 +106,7 @@ def test_the_names_that_users_import_are_there():
     assert all(callable(name) for name in (*named, FitArgs, KTOTrainer, create_scheduler))
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "report", "merge_lora"])
+@pytest.mark.parametrize("command", ["inspect", "train", "evaluate", "report", "merge_lora"])
 def test_help_and_wrong_flags_need_no_heavy_package(command):
     code = (
         "import sys; from openkto.__main__ import dispatch\n"

@@ -8,9 +8,9 @@ import numpy as np
 
 from openkto.batches.loader import check_pairable
 from openkto.commands.build import Models
+from openkto.commands.rows import read_rows
 from openkto.commands.same_run import check_same_rows
-from openkto.config import LossConfig, RunConfig, eval_sets, settings_for
-from openkto.config.data_checks import label_meanings, template_kwargs
+from openkto.config import LossConfig, RunConfig, eval_sets
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.agreement import on_some_ranks
@@ -26,7 +26,8 @@ FEW_PAIRS = 8  # with fewer, z_ref is mostly chance
 
 def training_set(config: RunConfig, tokenizer: Any) -> UnpairedPreferenceDataset:
     """Return the rows to train on."""
-    return _read(config.data.dataset, config.data.dataset_split, config, tokenizer, config.data.dataset_probs)
+    data = config.data
+    return read_rows(data.dataset, data.dataset_split, config, tokenizer, data.dataset_probs, _ends(tokenizer))
 
 
 def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPreferenceDataset]:
@@ -34,38 +35,20 @@ def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPref
     sets = {}
     for name, path in eval_sets(config.data).items():
         log.info("evaluation set %s:", name)
-        sets[name] = _read([path], config.data.eval_split, config, tokenizer, None)
+        sets[name] = read_rows([path], config.data.eval_split, config, tokenizer, None, _ends(tokenizer))
         if config.loss.facts.needs_z_ref and len(sets[name]) < FEW_PAIRS:
             log.warning("warning: %s Add rows to it.", few_pairs(len(sets[name]), f"the evaluation set {name}"))
     return sets
 
 
+def _ends(tokenizer: Any) -> tuple[int, ...]:
+    """Return where the generation of the tokenizer's model stops."""
+    return stop_token_ids(tokenizer.name_or_path)
+
+
 def few_pairs(count: int, what: str) -> str:
     """Say that z_ref is a mean over so few pairs."""
     return f"z_ref of {what} is a mean over {count} mismatched pairs, mostly chance below {FEW_PAIRS}."
-
-
-def _read(
-    sources: list[str], split: str, config: RunConfig, tokenizer: Any, probs: list[float] | None
-) -> UnpairedPreferenceDataset:
-    data = config.data
-    settings = settings_for(UnpairedPreferenceDataset, data) | {
-        "dataset_probs": probs,
-        "label_map": label_meanings("--label_map", data.label_map),
-        "label_threshold": data.label_threshold or (),
-        "chat_template_kwargs": template_kwargs("--chat_template_kwargs", data.chat_template_kwargs),
-    }
-    return UnpairedPreferenceDataset(
-        sources,
-        tokenizer,
-        split=split,
-        subset=data.dataset_config,
-        revision=data.dataset_revision,
-        cache_dir=data.data_cache_dir,
-        seed=config.train.seed,
-        end_token_ids=stop_token_ids(tokenizer.name_or_path),
-        **settings,
-    )
 
 
 def check_sets(config: RunConfig, models: Models, sets: list[UnpairedPreferenceDataset]) -> None:

@@ -34,10 +34,11 @@ from openkto.config.values import Given, Raw, convert, is_list, kind_of, rule
 from openkto.errors import ConfigError
 from openkto.process.limits import kind_of_file
 
-Command = Literal["train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
+Command = Literal["inspect", "train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
 
 # What must be given.
 REQUIRED: dict[Command, tuple[str, ...]] = {
+    "inspect": ("pretrain", "dataset"),
     "train": ("pretrain", "dataset"),
     "precompute_reference": ("pretrain", "dataset"),
     "evaluate": ("pretrain", "eval_dataset"),
@@ -47,6 +48,8 @@ REQUIRED: dict[Command, tuple[str, ...]] = {
 
 # What each command does, in `openkto --help` and in its own.
 DESCRIPTIONS: dict[str, str] = {
+    "inspect": "Look through the rows before a run: lengths, duplicates, bad rows, likely label errors. "
+    "Takes the run's own flags, loads no model and trains nothing.",
     "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
     "precompute_reference": "Compute the reference's log-probabilities ahead of a training run with --ref_mode cached. "
     "Give it the run's own flags.",
@@ -115,10 +118,11 @@ class RunOptions:
     )
     output: str | None = option(
         None,
-        "the JSON file for the results",
-        default_text="evaluation.json in --save_path, or else next to the model",
+        "where the results go: the JSON file of evaluate, the HTML page of inspect",
+        default_text="evaluation.json in --save_path, or else next to the model; inspect.html",
         is_path=True,
     )
+    json: bool = option(False, "print the results as JSON")
     given: frozenset[str] = frozenset()  # the settings given by flag or file
     note: str | None = None  # what was not given and was found beside the model
     warnings: tuple[str, ...] = ()  # allowed, but worth a second look
@@ -221,8 +225,10 @@ def _offered(command: Command) -> set[str]:
         return ALL_OF[command]
     names = settings().keys() | {item.name for item in dataclasses.fields(RunOptions) if item.metadata}
     if command == "evaluate":
-        return names - TRAIN_ONLY
-    return names - ({"output"} if command == "train" else {"output", "openrlhf_defaults"})
+        return names - TRAIN_ONLY - {"json"}
+    if command == "inspect":
+        return names - {"check", "openrlhf_defaults"}
+    return names - ({"output", "json"} if command == "train" else {"output", "json", "openrlhf_defaults"})
 
 
 def _check_names(argv: list[str], command: Command) -> None:

@@ -60,17 +60,20 @@ def cache_key(source_digests: list[str], tokenizer: Any, settings: dict[str, obj
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def cached_folder(cache_dir: Path, key: str, build: Callable[[Path], None]) -> Path:
+def cached_folder(cache_dir: Path, key: str, build: Callable[[Path], None], *, always_builds: bool = False) -> Path:
     """Return the complete folder of a key, built first where it is not there or not as it was written.
 
-    `build` fills the folder that it is given. Raises ConfigError where the cache cannot be read or written.
+    `build` fills the folder that it is given; with `always_builds` it is called even though the rows are there.
+
+    Raises ConfigError where the cache cannot be read or written.
     """
     folder = cache_dir / key
     try:
         is_there = folder.is_dir()
-        if is_there and is_as_written(folder):
+        is_good = is_there and is_as_written(folder)
+        if is_good and not always_builds:
             return folder
-        if is_there:
+        if is_there and not is_good:
             log.warning("warning: %s: the cached rows are damaged, and are made again", folder)
         cache_dir.mkdir(parents=True, exist_ok=True)
         delete_leftovers(cache_dir)

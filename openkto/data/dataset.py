@@ -17,7 +17,7 @@ from openkto.config.data_checks import check_template
 from openkto.data import truncation as rule
 from openkto.data.cache import ROWS_FILE, cache_folder, cache_key, cached_folder
 from openkto.data.contradictions import contradictions
-from openkto.data.prepare import Preparation, load_prepared
+from openkto.data.prepare import Preparation, RowWatch, load_prepared
 from openkto.data.preview import preview_rows
 from openkto.data.problems import data_error
 from openkto.data.report import DataReport, say
@@ -51,6 +51,7 @@ class UnpairedPreferenceDataset:
         end_token_ids: where generation stops beside the tokenizer's EOS: generation_config's eos_token_id.
         template_date: the day, YYYY-MM-DD, that a chat template which prints today's date prints; None is today.
         label_map: what each label means, and nothing else does; None leaves the row out.
+        watch: looks at each row on the way, for which the rows are read again where they are cached.
         label_threshold: reads scores: desirable from the larger number, undesirable below it, or up to the smaller.
 
     Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
@@ -82,6 +83,7 @@ class UnpairedPreferenceDataset:
         label_threshold: Sequence[float] = (),
         subset: str | None = None,
         revision: str | None = None,
+        watch: RowWatch | None = None,
     ) -> None:
         settings = RowSettings(
             input_key,
@@ -119,7 +121,7 @@ class UnpairedPreferenceDataset:
 
         def build(folder: Path) -> None:
             preparation = Preparation(
-                tokenizer, settings, max_samples=max_samples, on_bad_rows=on_bad_rows, **rendering
+                tokenizer, settings, max_samples=max_samples, on_bad_rows=on_bad_rows, watch=watch, **rendering
             )
             preparation.write(sources, folder)
 
@@ -134,7 +136,8 @@ class UnpairedPreferenceDataset:
                 "keys": [found.settings for found in sources],
             },
         )
-        self._open(cached_folder(cache_folder(cache_dir), key, build), sources, dataset_probs, seed)
+        folder = cached_folder(cache_folder(cache_dir), key, build, always_builds=watch is not None)
+        self._open(folder, sources, dataset_probs, seed)
 
     def _open(self, folder: Path, sources: list[Source], probs: Sequence[float] | None, seed: int) -> None:
         """Map the prepared rows into memory, leave out what is too long, and mix."""

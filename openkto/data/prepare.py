@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +67,16 @@ def load_prepared(folder: Path) -> Prepared:
     return Prepared(**json.loads((folder / REPORT_FILE).read_text(encoding="utf-8")))
 
 
+class RowWatch(Protocol):
+    """Looks at the rows as they pass, in the order in which they are written, and at the bad ones that are skipped."""
+
+    def see(self, rows: list[tuple[int, Row, TokenizedRow]], written: pa.RecordBatch) -> None:
+        """Look at rows with their numbers, and at what is written of them."""
+
+    def see_bad(self, bad: BadRow) -> None:
+        """Look at a bad row."""
+
+
 class Preparation:
     """One pass over all sources."""
 
@@ -79,11 +89,13 @@ class Preparation:
         on_bad_rows: Literal["error", "skip"],
         end_token_ids: Sequence[int] = (),
         template_date: str | None = None,
+        watch: RowWatch | None = None,
     ) -> None:
         self._tokenizer = RowTokenizer(tokenizer, end_token_ids=end_token_ids, template_date=template_date)
         self._settings = settings
         self._max_samples = max_samples
         self._on_bad_rows = on_bad_rows
+        self._watch = watch
         self._counts = Prepared()
         self._skipped: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
@@ -164,7 +176,10 @@ class Preparation:
             self._counts.template_differs += sum(row.template_differs for row in kept)
             self._counts.special_markup += sum(row.has_special_markup for row in kept)
             self._notes.update(note for row in kept for note in row.notes)
-            writer.write_batch(_record_batch(rows))
+            written = _record_batch(rows)
+            writer.write_batch(written)
+            if self._watch is not None:
+                self._watch.see(rows, written)
             self._say_progress(rows[-1][0])
         return len(rows)
 
@@ -183,6 +198,8 @@ class Preparation:
     def _skip(self, bad: BadRow) -> None:
         if self._on_bad_rows == "error":
             raise bad
+        if self._watch is not None:
+            self._watch.see_bad(bad)
         self._skipped[bad.kind] += 1
         self._counts.first_skipped.setdefault(bad.kind, bad.when_skipped())
 

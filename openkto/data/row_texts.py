@@ -34,7 +34,7 @@ def row_texts(
         for number, rows in numbered:
             for row in [] if isinstance(rows, BadRow) else rows:
                 if number + row.offset in wanted:
-                    found[number + row.offset] = RowText(row.place, _text(row.prompt), _text(row.completion))
+                    found[number + row.offset] = RowText(row.place, text_of(row.prompt), text_of(row.completion))
             if len(found) == len(wanted):
                 return found
         numbered.skip_rest()
@@ -42,7 +42,8 @@ def row_texts(
     return found
 
 
-def _text(value: str | list[Message]) -> str:
+def text_of(value: str | list[Message]) -> str:
+    """Return a prompt's or a completion's text; messages begin with their roles."""
     if isinstance(value, str):
         return value
     return "\n".join(f"{message['role']}: {message['content']}" for message in value)

@@ -27,6 +27,13 @@ COLOURS = {
     "z_ref": "#0072B2",
     "before the clamp at 0": "#999999",
 }
+CLASS_COLOURS = {
+    "field": "series",
+    "type": "nominal",
+    "title": None,
+    "scale": {"domain": [DESIRABLE, UNDESIRABLE], "range": [COLOURS[DESIRABLE], COLOURS[UNDESIRABLE]]},
+    "legend": {"orient": "bottom"},
+}
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6D31"]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
@@ -260,13 +267,7 @@ def _histograms(rewards: RowRewards) -> Chart:
                 "x": {"field": "from", "type": "quantitative", "bin": {"binned": True}, "title": "beta * log-ratio"},
                 "x2": {"field": "to"},
                 "y": {"field": "share", "type": "quantitative", "stack": None, "title": None, "axis": {"format": "%"}},
-                "color": {
-                    "field": "series",
-                    "type": "nominal",
-                    "title": None,
-                    "scale": {"domain": [DESIRABLE, UNDESIRABLE], "range": [COLOURS[DESIRABLE], COLOURS[UNDESIRABLE]]},
-                    "legend": {"orient": "bottom"},
-                },
+                "color": CLASS_COLOURS,
             },
         },
     }

@@ -58,20 +58,33 @@ def report_page(runs: list[RunRecord], charts: list[Chart], suspects: Suspects |
         RunView(name, _tiles(run), read_curves(run), run.problems, run.starts)
         for run, name in zip(runs, names, strict=True)
     ]
-    here = files("openkto.pages")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    template = environment.from_string((here / "page.html.jinja").read_text(encoding="utf-8"))
-    script = vl_convert.javascript_bundle((here / "page.js").read_text(encoding="utf-8")) if charts else ""
-    return template.render(
+    return rendered(
+        "page.html.jinja",
+        charts,
         title=f"OpenKTO: {', '.join(names)}",
         subtitle=_subtitle(runs),
         runs=views,
+        suspects=suspects,
+        settings=_settings(runs),
+    )
+
+
+def rendered(name: str, charts: list[Chart], **values: Any) -> str:
+    """Return a page of a template in this folder, with its charts, their script and their data in it."""
+    here = files("openkto.pages")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda part: (here / part).read_text(encoding="utf-8")),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    script = vl_convert.javascript_bundle((here / "page.js").read_text(encoding="utf-8")) if charts else ""
+    return environment.get_template(name).render(
         charts=charts,
         specs={chart.key: chart.spec for chart in charts},
         # What would end the script's element may stand in the libraries' own texts.
         script=script.replace("</script", "<\\/script"),
-        suspects=suspects,
-        settings=_settings(runs),
+        **values,
     )
 
 

@@ -1,0 +1,136 @@
+"""`openkto inspect`, `cli/inspect_data.py`: what a careful reader of all rows would say before the run."""
+
+import json
+import logging
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from openkto.config import RunConfig, policy_name
+from openkto.config.flags import RunOptions, parse
+from openkto.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from openkto.inspection.result import Inspection
+
+log = logging.getLogger(__name__)
+
+PAGE = "inspect.html"
+SAMPLES = 3  # rows of each class
+LONGEST_SAMPLES = 20_000  # characters on the page
+
+
+def main(argv: list[str]) -> None:
+    """Look through the rows of the training run of the command line, and write what there is to say of them.
+
+    Raises:
+        OpenKTOError: something that the user can act on.
+    """
+    config, options = parse(argv, "inspect")
+    page = Path(options.output or PAGE)
+    rows_file = page.with_suffix(".rows.jsonl")
+    with _opened(rows_file) as listed, tempfile.TemporaryDirectory(prefix="openkto-inspect-") as scratch:
+        found, samples = inspect(config, options, Path(scratch), listed)
+    from openkto.pages.inspection_page import inspection_page
+
+    html = inspection_page(found, _shortened(samples), rows_file.name)
+    try:
+        page.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise _cannot_write(page, error) from error
+    if options.json:
+        print(json.dumps(asdict(found), ensure_ascii=False, indent=2))
+    else:
+        print(table(found))
+        if options.preview:
+            print(f"\n{samples}")
+    log.info("the page is %s; all rows that the warnings are about are in %s", page, rows_file)
+
+
+def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextIO) -> "tuple[Inspection, str]":
+    """Return what is found, and some rows as the model sees them.
+
+    Args:
+        scratch: an empty folder for the words of the texts.
+        listed: the file that names all rows that a warning is about.
+
+    Raises:
+        DataError: not one row is good, or fits.
+    """
+    # transformers imports torch with its tokenizers, but nothing here loads a model.
+    from openkto.commands.rows import read_rows
+    from openkto.inspection.result import inspection_of
+    from openkto.inspection.seen import SeenRows
+    from openkto.models.loading import load_tokenizer, stop_token_ids
+
+    model, data = config.model, config.data
+    name = policy_name(model)
+    tokenizer = load_tokenizer(
+        name, use_fast=not model.disable_fast_tokenizer, trust_remote_code=model.trust_remote_code
+    )
+    seen = SeenRows(tokenizer, scratch, listed)
+    try:
+        dataset = read_rows(
+            data.dataset,
+            data.dataset_split,
+            config,
+            tokenizer,
+            data.dataset_probs,
+            stop_token_ids(name),
+            on_bad_rows="skip",
+            watch=seen,
+        )
+    except DataError as error:
+        if seen.bad:
+            raise DataError(f"{error} All {seen.bad.total()} bad rows are in {listed.name}.") from error
+        raise
+    weights = config.loss.desirable_loss_weight, config.loss.undesirable_loss_weight
+    found = inspection_of(dataset, seen, weights)  # type: ignore[arg-type]
+    has_colour = sys.stdout.isatty() and not options.json
+    return found, dataset.preview(options.preview or SAMPLES, has_colour=bool(options.preview) and has_colour)
+
+
+def table(found: "Inspection") -> str:
+    """Return what fits a terminal: the figures, then a line for each finding with its first rows."""
+    lines = [f"{found.rows_read} rows read, {found.rows_kept} to train on: {found.name}", ""]
+    lines += [f"classes: {found.balance}"]
+    if found.balance_warning:
+        lines.append(f"warning: {found.balance_warning}")
+    lines += [
+        f"weights that balance them: desirable {found.weights['desirable']:.4g}, "
+        f"undesirable {found.weights['undesirable']:.4g}",
+        f"  so that {found.formula}",
+        f"label errors: {found.label_measure}",
+        "",
+        f"{'tokens':20}" + "".join(f"{name:>14}" for name in found.lengths),
+    ]
+    for what in dict.fromkeys(what for of_class in found.lengths.values() for what in of_class):
+        lines.append(f"{what:20}" + "".join(f"{of_class.get(what, 0):>14}" for of_class in found.lengths.values()))
+    lines.append("")
+    for finding in found.findings:
+        lines.append(f"{'warning' if finding.is_warning else 'note'}: {finding.kind}: {finding.count}: {finding.text}.")
+        if finding.is_warning:
+            lines += [f"    {row}" for row in finding.first]
+    for reason, count in found.unlabelled.items():
+        lines.append(f"note: left out: {count} rows {reason}.")
+    if not any(finding.is_warning for finding in found.findings):
+        lines.append("nothing to warn of in the rows.")
+    return "\n".join(lines)
+
+
+def _shortened(samples: str) -> str:
+    return samples if len(samples) <= LONGEST_SAMPLES else f"{samples[:LONGEST_SAMPLES]} ..."
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--output: must be a page that can be written; got {path} ({error.strerror}). Name another.")

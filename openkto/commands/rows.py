@@ -1,0 +1,38 @@
+"""Rows as the configuration says them; this needs neither a model nor DeepSpeed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from openkto.config import RunConfig, settings_for
+from openkto.config.data_checks import label_meanings, template_kwargs
+from openkto.data.dataset import UnpairedPreferenceDataset
+
+
+def read_rows(
+    sources: list[str],
+    split: str,
+    config: RunConfig,
+    tokenizer: Any,
+    probs: list[float] | None,
+    end_token_ids: Sequence[int],
+    **more: Any,
+) -> UnpairedPreferenceDataset:
+    """Return the rows of the sources; `more` are arguments that no setting has, or that override one."""
+    data = config.data
+    settings = settings_for(UnpairedPreferenceDataset, data) | {
+        "dataset_probs": probs,
+        "label_map": label_meanings("--label_map", data.label_map),
+        "label_threshold": data.label_threshold or (),
+        "chat_template_kwargs": template_kwargs("--chat_template_kwargs", data.chat_template_kwargs),
+    }
+    return UnpairedPreferenceDataset(
+        sources,
+        tokenizer,
+        split=split,
+        subset=data.dataset_config,
+        revision=data.dataset_revision,
+        cache_dir=data.data_cache_dir,
+        seed=config.train.seed,
+        end_token_ids=end_token_ids,
+        **(settings | more),
+    )
