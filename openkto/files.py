@@ -21,7 +21,7 @@ from openkto.process.processes import Process, process
 
 BLOCK_BYTES = 2**20
 SCRATCH_NAME = re.compile(r".+\.(?P<host>[^.]+)\.(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}\.part")
-# What another machine's process may still be writing is left alone for so long after its last change.
+# What another machine's process may still be writing is not touched for this long after its last change.
 SECONDS_OF_A_STRANGER = 24 * 3600.0
 
 

@@ -302,7 +302,8 @@ def test_check_reads_everything_and_trains_nothing(place, capsys, caplog):
     assert any(re.match(r"the adapter is on .*\d q_proj.*; \d+ parameters train, of \d+", line) for line in said)
     assert len(said) <= 24  # a screen
     for line in (
-        f"models: trained: an adapter of rank 2 on {place}/model (llama); the reference: the policy as it starts",
+        f"models: trained: an adapter of rank 2 on {place}/model (llama); the reference: the policy at the start of "
+        "training",
         "data: 20 rows: 13 desirable, 7 undesirable",
         "steps: 3, 1 epoch of 20 rows, 4 to 8 rows a step, 1 of warm-up, learning rate up to 0.001",
         "evaluation set eval:",

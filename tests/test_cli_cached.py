@@ -122,7 +122,7 @@ def killed_filling(argv, forwards):
     train.main(argv)
 
 
-def test_a_killed_filling_goes_on_and_a_damaged_part_is_computed_again(place):
+def test_a_killed_filling_resumes_and_a_damaged_part_is_computed_again(place):
     argv = flags(place, *PLAIN, "--ref_mode", "cached", "--micro_train_batch_size", "4")
     whole = told([*argv, "--ref_cache_dir", f"{place}/other"], 1, place)
     expected = lines(place / "out", "train")
@@ -176,7 +176,7 @@ def test_values_of_other_weights_are_never_used(place):
     ((code, said),) = run_ranks(run_to_status, 1, place, argv)
     assert code == 2
     assert f"error: --ref_cache_dir {second.parent}: its log-probabilities must be the reference model's; got " in said
-    assert "checked are off. Delete that folder, to compute them again." in said
+    assert "checked are off. Delete that folder to compute them again." in said
     said = told([*argv, "--ref_mode", "auto"], 1, place)
     assert "warning: the reference's cache is not used: --ref_cache_dir" in said
     assert said.count(f"the reference is {place}/model\n") == 1
@@ -198,7 +198,7 @@ def test_auto_takes_a_cache_that_is_complete_alone(place):
     assert " pairs are not in " in said
     # With an adapter the policy is its own reference, unless a cache is asked for.
     lora = [*argv, "--lora_rank", "4", "--zero_stage", "3"]
-    assert "the reference is the policy as it starts\n" in told(lora, 1, place)
+    assert "the reference is the policy at the start of training\n" in told(lora, 1, place)
     own, before = lines(place / "out", "train"), parts(place)
     said = told([*lora, "--ref_mode", "cached", "--save_path", f"{place}/cached"], 2, place)
     assert f"the reference is {place}/model, from the cache" in said

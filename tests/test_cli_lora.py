@@ -86,7 +86,7 @@ def test_evaluate_takes_an_adapter_and_its_base_is_the_reference(place, referenc
     assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5, abs=1e-6)
 
 
-def test_training_goes_on_from_an_adapter(place):
+def test_training_continues_from_an_adapter(place):
     run_ranks(train.main, 1, place, flags(place, *LORA))
     before = safetensors.torch.load_file(place / "out/adapter_model.safetensors")
     argv = flags(place, "--eval_at_start", "--learning_rate", "5e-3", "--save_path", f"{place}/further")

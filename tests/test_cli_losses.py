@@ -84,7 +84,7 @@ def test_an_sft_term_without_desirable_rows_is_refused(place, capsys):
     status, text = check(flags(place, "--sft_loss_coef", "0.1"), capsys)
     assert status == 3
     assert (
-        f"error: {place}/rows.jsonl: must hold desirable rows, which --sft_loss_coef is about; got none. Add some, or "
+        f"error: {place}/rows.jsonl: must hold desirable rows, which --sft_loss_coef needs; got none. Add some, or "
         "leave --sft_loss_coef out.\n"
     ) in text
 

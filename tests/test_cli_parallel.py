@@ -47,7 +47,7 @@ def test_a_run_evaluates_saves_and_exports_what_one_rank_does(place, alone, worl
 
 
 @pytest.mark.parametrize("more", [[*TENSOR, "--zero_stage", "3"], SEQUENCE])
-def test_a_stopped_run_goes_on_and_its_checkpoint_becomes_a_model(place, alone, more):
+def test_a_stopped_run_resumes_and_its_checkpoint_becomes_a_model(place, alone, more):
     argv = flags(place, "--eval_at_start", "--load_checkpoint", *more)
     run_ranks(train.main, 2, place, [*argv, "--stop_after_steps", "1"])
     run_ranks(train.main, 2, place, argv)

@@ -32,7 +32,7 @@ def command(place):
     return argv
 
 
-def test_a_stopped_run_goes_on_and_a_finished_one_says_so(place, command):
+def test_a_stopped_run_resumes_and_a_finished_one_says_so(place, command):
     whole, cut = place / "whole", place / "cut"
     run_ranks(train.main, 2, place, with_path(command, whole))
     for stop in ("2", "5"):
@@ -70,7 +70,7 @@ def test_a_second_run_does_not_replace_a_first_ones_model_unless_it_is_asked_to(
     ((code, said),) = run_ranks(run_to_status, 1, place, [*argv, "--lora_rank", "4"])
     assert code == 2
     assert said.splitlines()[-1] == (
-        f"error: --save_path: must not hold what another run left; got {out} with a model and the checkpoint "
+        f"error: --save_path: must not hold another run; got {out} with a model and the checkpoint "
         f"{out}/checkpoints/global_step1. Name another folder, or pass --load_checkpoint to resume the run that left "
         "it, or --overwrite to replace the model and keep the rest under a number."
     )
@@ -96,7 +96,7 @@ def test_the_run_file_of_a_stopped_run_makes_the_steps_that_are_left(place, comm
     assert not list((place / "out").glob("run.*.yaml"))
 
 
-def test_a_run_that_went_on_from_a_path_goes_on_from_where_it_is_now(place, command):
+def test_a_run_that_resumed_from_a_path_resumes_from_where_it_is_now(place, command):
     a, b = place / "a", place / "b"
     shared = ["--use_tensorboard", f"{place}/events", "--save_steps", "2"]
     run_ranks(train.main, 1, place, with_path(command, a, *shared, "--stop_after_steps", "2"))
@@ -105,7 +105,7 @@ def test_a_run_that_went_on_from_a_path_goes_on_from_where_it_is_now(place, comm
     run_ranks(train.main, 1, place, [*elsewhere, "--stop_after_steps", "5"])
     ((code, said),) = run_ranks(run_to_status, 1, place, elsewhere)
     assert code == 0
-    assert f"resumed from {b}/checkpoints/global_step5, which goes on from {a}/checkpoints/global_step2: 5 of 9" in said
+    assert f"resumed from {b}/checkpoints/global_step5, which continues {a}/checkpoints/global_step2: 5 of 9" in said
     assert [line["step"] for line in lines(b, "train")] == list(range(3, 10))
     assert [line["step"] for line in batches(b)] == list(range(3, 10))
     events = EventAccumulator(f"{place}/events")
@@ -116,7 +116,7 @@ def test_a_run_that_went_on_from_a_path_goes_on_from_where_it_is_now(place, comm
 def test_where_no_checkpoint_is_found_the_folder_is_named(place, command):
     argv = [*command, "--ckpt_path", f"{place}/mistyped", "--max_steps", "1"]
     ((_, said),) = run_ranks(run_to_status, 1, place, argv)
-    assert f"--load_checkpoint: no checkpoint is in {place}/mistyped yet; the run starts anew" in said
+    assert f"--load_checkpoint: no checkpoint is in {place}/mistyped yet; the run starts from the beginning" in said
 
 
 def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place, command):
@@ -175,7 +175,7 @@ def test_a_second_run_in_a_folder_of_a_living_one_ends_on_every_rank(place, comm
         ended = run_ranks(run_to_status, 2, place, [*command, "--ckpt_path", f"{place}/shared"])
     assert [code for code, _ in ended] == [2, 2]
     assert f"{flag}: a folder takes one run at a time; got {place}" in ended[0][1]
-    assert f"where another one runs (process {os.getpid()} on " in ended[0][1]
+    assert f"where another run is active (process {os.getpid()} on " in ended[0][1]
     assert not list(place.glob("*/metrics.jsonl"))
 
 

@@ -38,7 +38,7 @@ def go_on(folder: str) -> None:
     train.main(FLAGS)
 
 
-def test_a_run_of_an_earlier_version_goes_on_to_the_same_bits(begun):
+def test_a_run_of_an_earlier_version_resumes_to_the_same_bits(begun):
     run_ranks(go_on, 2, begun, str(begun))
     model, expected = (
         safetensors.torch.load_file(folder / "model.safetensors") for folder in (begun / "out", begun / "expected")

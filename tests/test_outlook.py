@@ -32,7 +32,8 @@ def warned(num_rows, **changes):
 
 def test_few_steps_are_warned_of_with_flags_that_make_twenty():
     assert warned(96) == [
-        "the run has 1 step; under 20 the model hardly moves. Pass --train_batch_size 8 --max_epochs 2, for example, "
+        "the run has 1 step; with fewer than 20 the model hardly changes. Pass --train_batch_size 8 --max_epochs 2, "
+        "for example, "
         "or give more rows."
     ]
     assert warned(96, train_batch_size=8, max_epochs=2) == []
@@ -40,7 +41,9 @@ def test_few_steps_are_warned_of_with_flags_that_make_twenty():
     assert line.endswith("Pass --train_batch_size 50, for example, or give more rows.")
     assert warned(1000, train_batch_size=50) == []
     (line,) = warned(1000, max_steps=19)
-    assert line == "the run has 19 steps; under 20 the model hardly moves. Raise --max_steps, or leave it out."
+    assert (
+        line == "the run has 19 steps; with fewer than 20 the model hardly changes. Raise --max_steps, or leave it out."
+    )
     assert warned(1000, max_steps=20) == []
 
 

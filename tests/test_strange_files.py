@@ -39,7 +39,7 @@ def test_a_full_disk_costs_run_yaml_and_nothing_else(tmp_path, config, caplog):
     (tmp_path / "run.yaml.part").symlink_to("/dev/full")
     write_run_file(config, tmp_path)
     assert caplog.messages == [
-        f"warning: {tmp_path}/run.yaml: could not be written (No space left on device); the run goes on without it."
+        f"warning: {tmp_path}/run.yaml: could not be written (No space left on device); the run continues without it."
     ]
     assert sorted(os.listdir(tmp_path)) == ["run.yaml"]
     assert (tmp_path / "run.yaml").read_text() == "beta: 0.3\n"

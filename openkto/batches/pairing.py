@@ -49,8 +49,8 @@ def fewest_collisions(prompt_keys_N: IntArray, completion_keys_N: IntArray) -> i
     """Return how many pairs must collide in any permutation: max(0, 2g - N), g the largest group of either kind.
 
     By Hall's theorem it is the largest |A| + |B| - N over sets of rows A and of partners B that all collide with each
-    other. Such are a prompt's rows with each other, a completion's likewise, and the rows of a prompt or a completion
-    with those that have both; none of the last is worse than the larger of the first two.
+    other. Such are a prompt's rows with each other, a completion's rows with each other, and the rows of a prompt or a
+    completion with those that have both; none of the last is worse than the larger of the first two.
     """
     largest = max(_largest_group(prompt_keys_N), _largest_group(completion_keys_N))
     return max(0, 2 * largest - len(prompt_keys_N))

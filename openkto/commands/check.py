@@ -34,7 +34,7 @@ def is_check(config: RunConfig, options: RunOptions, models: Models, tokenizer: 
         if options.preview:
             shown = [rows.preview(options.preview, has_colour=sys.stdout.isatty()) for rows in sets[:1]]
             print("\n\n".join(shown))
-        log.info("the configuration and the data are in order")
+        log.info("the configuration and the data are fine")
     return True
 
 
@@ -67,7 +67,7 @@ def describe_models(config: RunConfig, models: Models) -> str:
     if is_adapter_folder(models.policy):
         trained = "the adapter"
     if ref_is_adapter(config.model, has_adapter=has_adapter):
-        reference = "the policy as it starts"
+        reference = "the policy at the start of training"
     elif may_be_cached(config, has_adapter=has_adapter) and config.model.ref_mode == "cached":
         reference = f"{models.reference}, from the cache"
     else:

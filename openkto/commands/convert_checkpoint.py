@@ -61,7 +61,7 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
     from openkto.distributed.state_file import read_state
 
     if not (folder / STATE).is_file() and not (folder / MANIFEST).is_file():
-        log.warning("warning: %s: has no manifest to compare its files with; it is read as it is.", folder)
+        log.warning("warning: %s: has no manifest to compare its files with; its files are read unchecked.", folder)
         return {}
     try:
         check_files(folder)

@@ -111,7 +111,7 @@ def read_evaluation_sets(
     models: Models,
     rows: UnpairedPreferenceDataset | None = None,
 ) -> dict[str, UnpairedPreferenceDataset]:
-    """Return the sets to evaluate on, likewise, and compare and check the training rows, if there are any, with them.
+    """Return the sets to evaluate on, and compare and check the training rows, if there are any, with them.
 
     Raises:
         ConfigError, DataError: as `read_sets`.
@@ -149,13 +149,13 @@ def weights_of_classes(loss: LossConfig, dataset: UnpairedPreferenceDataset) -> 
     left_out = (report.left_out_desirable, report.left_out_undesirable)
     if loss.sft_loss_coef > 0 and report.desirable == 0:
         raise DataError(
-            f"{dataset.name}: must hold desirable rows, which --sft_loss_coef is about; got none. Add some, or leave "
+            f"{dataset.name}: must hold desirable rows, which --sft_loss_coef needs; got none. Add some, or leave "
             "--sft_loss_coef out."
         )
     if (dataset.weights != 1).any():
         desirable, undesirable = (float(dataset.weights[dataset.labels == label].sum()) for label in (True, False))
         counts = round(desirable, 6), round(undesirable, 6)
-        log.info("classes: rows count with their own weights")
+        log.info("classes: each row counts with its own weight")
     weights = resolve_weights(loss.desirable_loss_weight, loss.undesirable_loss_weight, *counts)  # type: ignore[arg-type]
     line, warning = describe_balance(*weights, *counts, left_out=left_out)
     log.info("classes: %s", line)

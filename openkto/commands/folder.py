@@ -57,7 +57,7 @@ def check_replaces_nothing(config: RunConfig, found: Found | None) -> None:
     """See that a start neither replaces nor mixes with what another run left, unless `--overwrite` says so.
 
     Args:
-        found: the checkpoint that is resumed from; None in a run that starts anew.
+        found: the checkpoint that is resumed from; None in a run that starts from the beginning.
 
     Raises:
         ConfigError: it would.
@@ -75,7 +75,7 @@ def check_replaces_nothing(config: RunConfig, found: Found | None) -> None:
     if held:
         cure = "" if config.checkpoint.load_checkpoint else "--load_checkpoint to resume the run that left it, or "
         raise ConfigError(
-            f"--save_path: must not hold what another run left; got {folder} with {' and '.join(held)}. Name another "
+            f"--save_path: must not hold another run; got {folder} with {' and '.join(held)}. Name another "
             f"folder, or pass {cure}--overwrite to replace the model and keep the rest under a number."
         )
 
@@ -121,4 +121,4 @@ def write_run_file(config: RunConfig, folder: Path) -> None:
         os.replace(part, file)
     except OSError as error:
         part.unlink(missing_ok=True)
-        log.warning("warning: %s: could not be written (%s); the run goes on without it.", file, error.strerror)
+        log.warning("warning: %s: could not be written (%s); the run continues without it.", file, error.strerror)

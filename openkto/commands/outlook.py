@@ -78,7 +78,7 @@ def outlook_warnings(config: RunConfig, num_rows: int) -> list[str]:
     warnings = []
     if steps < FEW_STEPS:
         has = "the run has 1 step" if steps == 1 else f"the run has {steps} steps"
-        warnings.append(f"{has}; under {FEW_STEPS} the model hardly moves. {_longer(config, num_rows)}")
+        warnings.append(f"{has}; with fewer than {FEW_STEPS} the model hardly changes. {_longer(config, num_rows)}")
         rates = rates_of_run(
             learning_rate_of(config),
             optim.lr_scheduler,

@@ -36,7 +36,7 @@ def cached_reference(
 ) -> CachedReference | None:
     """Return the cached reference, filled and checked, or nothing where the run takes another; all ranks must call it.
 
-    The reference model is in memory inside alone.
+    The reference model is in memory only inside.
 
     Args:
         loaders: of the training rows, then of each evaluation set.

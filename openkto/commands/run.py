@@ -73,7 +73,8 @@ def _unexpected(error: BaseException) -> str:
             "--gradient_checkpointing, or raise --zero_stage."
         )
     return (
-        f"{type(error).__name__}: {first_line} Pass --debug to see where; please report it if it is not yours to mend."
+        f"{type(error).__name__}: {first_line} Pass --debug to see where; please report it if it is not a mistake on "
+        "your side."
     )
 
 

@@ -1,6 +1,6 @@
 """What the ranks of a command compare before they compute anything together: settings, versions, rows, model files.
 
-Ranks that disagree train another run than anybody asked for, or wait for each other without end. So each comparison
+Ranks that disagree train a wrong run, or wait for each other forever. So each comparison
 stands before whatever a difference would break.
 """
 

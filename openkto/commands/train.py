@@ -128,7 +128,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     if actor.has_adapter:
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
         log.info("the adapter is on %s", actor.describe_adapter())
-    own = "the policy as it starts" if is_own_reference else models.reference
+    own = "the policy at the start of training" if is_own_reference else models.reference
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
     actor.stop_also_at(stops)
     balances = config.loss.aux_loss_coef > 0
@@ -164,13 +164,13 @@ def wait_for_the_others(strategy: "DeepspeedStrategy") -> None:
     except RuntimeError as error:
         if loss_of_a_rank(error) is None:
             raise
-        log.warning("warning: another rank ended by itself while this one stopped; nothing is lost by it.")
+        log.warning("warning: another rank ended by itself while this one stopped; nothing was lost.")
 
 
 def say_what_differs(config: RunConfig, options: RunOptions) -> None:
     """Log the configuration's warnings, and where it is asked for the defaults that differ from OpenRLHF's."""
     if options.openrlhf_defaults:
         lines = openrlhf_differences(options.given, use_wandb=config.output.use_wandb)
-        log.info("defaults that are others in OpenRLHF, and were not given: %s", "; ".join(lines))
+        log.info("defaults that differ from OpenRLHF's and were not given: %s", "; ".join(lines))
     for line in options.warnings:
         log.warning("warning: %s", line)

@@ -88,7 +88,7 @@ def _check_model(config: RunConfig, place: Place) -> None:
         ("ref_revision", reference, model.ref_revision),
     ):
         if revision is not None and os.path.isdir(of):
-            _fail(place(name), "goes with a model on the Hub, with versions", f"the folder {of!r}", "Leave it out.")
+            _fail(place(name), "works only with a model on the Hub", f"the folder {of!r}", "Leave it out.")
         if revision is not None and "@" in of:
             _fail(place(name), "must be left out where the name holds a revision", f"the name {of}", "Leave one out.")
 
@@ -118,7 +118,7 @@ def _check_lora(config: RunConfig, place: Place) -> None:
         )
     if not starts_from_adapter and lora.lora_rank == 0 and (given or lora.load_in_4bit):
         name = given[0] if given else "load_in_4bit"
-        _fail(place(name), "goes with --lora_rank", "--lora_rank 0", "Give a rank, such as 16, or leave it out.")
+        _fail(place(name), "works only with --lora_rank", "--lora_rank 0", "Give a rank, such as 16, or leave it out.")
     _check_reference(config, place, has_adapter=trains_adapter(config))
 
 
@@ -132,7 +132,7 @@ def _check_moving_reference(config: RunConfig, place: Place) -> None:
     if trains_adapter(config):
         _fail(
             place("ref_sync_steps"),
-            "moves a whole reference towards a whole policy",
+            "moves a whole reference model towards a whole policy",
             "a policy with an adapter",
             "Leave it out.",
         )
@@ -172,12 +172,15 @@ def _check_cache(config: RunConfig, place: Place, command: str) -> None:
         )
     if command == "precompute_reference" and model.ref_sync_steps > 0:
         _fail(
-            place("ref_sync_steps"), "a cache is of a reference that stays", str(model.ref_sync_steps), "Leave it out."
+            place("ref_sync_steps"),
+            "cannot be combined with a cached reference, which does not move",
+            str(model.ref_sync_steps),
+            "Leave it out.",
         )
     if command == "precompute_reference" and model.ref_mode in ("model", "adapter"):
         _fail(
             place("ref_mode"),
-            "a cache serves the modes cached and auto",
+            "must be cached or auto, the modes that use a cache",
             model.ref_mode,
             "Take cached, here and to train.",
         )
@@ -200,7 +203,7 @@ def _check_micro_batches(config: RunConfig, place: Place) -> None:
         _fail(
             place("packing"),
             "needs attention that keeps packed rows apart",
-            f"on beside --attn_implementation {attention}",
+            f"on with --attn_implementation {attention}",
             "Take auto for either.",
         )
     tokens = config.train.max_tokens_per_micro_batch
@@ -238,7 +241,7 @@ def _check_models_differ(model: ModelConfig, place: Place) -> None:
         _fail(
             place("ref_pretrain"),
             "must be what the model was trained from",
-            f"{model.pretrain} for both, and a model is no different from itself",
+            f"{model.pretrain} for both",
             "Name the one it started from as --ref_pretrain, and the trained one as --pretrain.",
         )
 
@@ -248,7 +251,7 @@ def _check_humanline(loss: LossConfig, place: Place) -> None:
         if loss.loss_type != "kto_humanline" and getattr(loss, name) != getattr(LossConfig(), name):
             _fail(
                 place(name),
-                "goes with --loss_type kto_humanline",
+                "works only with --loss_type kto_humanline",
                 f"--loss_type {loss.loss_type}",
                 "Take that, or leave it out.",
             )
@@ -260,16 +263,24 @@ def _check_loss(config: RunConfig, place: Place) -> None:
     if weights == ("auto", "auto"):
         _fail(
             place("undesirable_loss_weight"),
-            "cannot be auto beside --desirable_loss_weight auto, as one is set by the other",
+            "cannot be auto together with --desirable_loss_weight auto, as one is set by the other",
             "auto for both",
             "Give one of them a number.",
         )
     if weights == (0, 0):
         _fail(
-            place("undesirable_loss_weight"), "cannot be 0 beside --desirable_loss_weight 0", "0 for both", "Raise one."
+            place("undesirable_loss_weight"),
+            "cannot be 0 together with --desirable_loss_weight 0",
+            "0 for both",
+            "Raise one.",
         )
     if 0 in weights and "auto" in weights:
-        _fail(place("desirable_loss_weight"), "cannot be auto beside a weight of 0", "auto and 0", "Give two numbers.")
+        _fail(
+            place("desirable_loss_weight"),
+            "cannot be auto together with a weight of 0",
+            "auto and 0",
+            "Give two numbers.",
+        )
     if config.train.train_batch_size == 1 and loss.facts.needs_z_ref:
         _fail(
             place("train_batch_size"),

@@ -19,7 +19,7 @@ def check_engine(config: RunConfig, place: Place) -> None:
     if config.deepspeed.offload_nvme_path and not config.checkpoint.disable_ds_ckpt:
         fail(
             place("offload_nvme_path"),
-            "leaves no checkpoint that could be resumed: DeepSpeed does not save an optimizer that lies on a disk",
+            "cannot be used with checkpoints: DeepSpeed does not save optimizer states that lie on a disk",
             "checkpoints",
             "Add --disable_ds_ckpt (--save_hf_ckpt still saves models), or offload to CPU memory.",
         )
@@ -59,7 +59,7 @@ def _check_precision(deepspeed: DeepspeedConfig, param_dtype: str | None, place:
     if param_dtype == "fp16" and deepspeed.zero_stage == 0:
         fail(
             place("param_dtype"),
-            "fp16 needs a ZeRO stage, whose optimizer sees every overflow",
+            "fp16 needs --zero_stage 1, 2 or 3, whose optimizer detects overflow",
             "--zero_stage 0",
             "Take --zero_stage 1, or bf16.",
         )
@@ -85,7 +85,7 @@ def _check_offload(deepspeed: DeepspeedConfig, place: Place) -> None:
         fail(
             place("offload_nvme_path"),
             "says where --adam_offload keeps the optimizer's states",
-            "only it",
+            "no --adam_offload",
             "Add --adam_offload, or leave it out.",
         )
     if not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
@@ -109,7 +109,7 @@ def _check_communication(deepspeed: DeepspeedConfig, param_dtype: str | None, pl
             # or a float32 would be taken for float16's.
             fail(
                 place("zero_quantized_gradients"),
-                "needs --param_dtype fp16: DeepSpeed's kernels read the gradients as that",
+                "needs --param_dtype fp16: DeepSpeed's kernels read the gradients as fp16",
                 param_dtype or "none given",
                 "Take fp16, or leave it out.",
             )
@@ -131,8 +131,8 @@ def _check_recomputation(model: ModelConfig, place: Place) -> None:
     if not model.gradient_checkpointing:
         fail(
             place("gradient_checkpointing_use_reentrant"),
-            "goes with --gradient_checkpointing",
-            "only it",
+            "works only with --gradient_checkpointing",
+            "no --gradient_checkpointing",
             "Add --gradient_checkpointing, or leave it out.",
         )
     if model.gradient_checkpointing == "selective":
@@ -149,14 +149,14 @@ def _check_compilers(config: RunConfig, place: Place) -> None:
     if model.torch_compile and model.gradient_checkpointing == "selective":
         fail(
             place("torch_compile"),
-            "hides the products inside a layer, which selective checkpointing keeps",
+            "hides the matrix products inside a layer, which selective checkpointing keeps",
             "--gradient_checkpointing selective",
             "Take --gradient_checkpointing true, or leave one of them out.",
         )
     if model.torch_compile and model.gradient_checkpointing_use_reentrant:
         fail(
             place("torch_compile"),
-            "goes only with torch's newer form of checkpointing",
+            "works only with torch's non-reentrant checkpointing",
             "--gradient_checkpointing_use_reentrant",
             "Leave one of them out.",
         )
@@ -180,7 +180,7 @@ def _check_compilers(config: RunConfig, place: Place) -> None:
         if is_on:
             fail(
                 place("deepcompile"),
-                "moves parameters and gradients its own way",
+                "moves parameters and gradients in its own way",
                 f"--{name}",
                 "Leave one of them out.",
             )
@@ -193,8 +193,8 @@ def _check_sharing(config: RunConfig, place: Place) -> None:
     if tensor > 1 and sequence > 1:
         fail(
             place("sequence_parallel_size"),
-            "goes without --tensor_parallel_size: a run shares weights or tokens",
-            f"{sequence} beside {tensor}",
+            "cannot be combined with --tensor_parallel_size",
+            f"{sequence} and {tensor}",
             "Leave one of the two out.",
         )
     if sequence > 1 and model.packing == "off":
@@ -205,7 +205,7 @@ def _check_sharing(config: RunConfig, place: Place) -> None:
     if tensor > 1 and model.gradient_checkpointing == "selective":
         fail(
             place("gradient_checkpointing"),
-            "goes whole with --tensor_parallel_size, whose layers add up a product's result in place",
+            "must not be selective with --tensor_parallel_size, whose layers add up a product in place",
             "selective",
             "Take --gradient_checkpointing true.",
         )
@@ -213,7 +213,7 @@ def _check_sharing(config: RunConfig, place: Place) -> None:
         if tensor > 1 and is_given:
             fail(
                 place(name),
-                "goes without --tensor_parallel_size, which cuts plain weights",
+                "cannot be combined with --tensor_parallel_size, which cuts plain weights",
                 f"both, --tensor_parallel_size {tensor}",
                 "Leave one of the two out.",
             )

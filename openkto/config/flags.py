@@ -251,7 +251,7 @@ def _check_names(argv: list[str], command: Command) -> None:
             )
         if name in seen and name in {*lists, "config"}:
             cure = "Put all its values after one." if name in lists else "Give one file."
-            raise ConfigError(f"{dashed}: may stand once; got it twice. {cure}")
+            raise ConfigError(f"{dashed}: may be given only once; got it twice. {cure}")
         seen.add(name)
 
 
@@ -292,7 +292,7 @@ def _read_yaml(path: str) -> dict[str, Given]:
             raise ConfigError(f"{place}: must be a setting; got an unknown name. {advice}")
         if key in found:
             line = key_node.start_mark.line + 1
-            raise ConfigError(f"{path}:{line}: a key may stand once; got {key!r} again. Keep one of the two.")
+            raise ConfigError(f"{path}:{line}: a key may be given only once; got {key!r} again. Keep one of the two.")
         if key in MAPPINGS and isinstance(value_node, yaml.MappingNode):
             found[key] = Given(place, json.dumps(yaml.SafeLoader("").construct_document(value_node), default=str))
             continue

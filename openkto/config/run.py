@@ -145,7 +145,7 @@ def policy_name(model: ModelConfig) -> str:
 
 
 def reference_name(model: ModelConfig) -> str:
-    """Return the reference's name, likewise: the policy's where nothing else is said."""
+    """Return the reference's name in the same form; by default it is the policy's."""
     revision = model.ref_revision
     if model.ref_pretrain in (None, model.pretrain):
         revision = revision or model.revision

@@ -119,7 +119,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     """Rename what is complete; what another process has put there meanwhile is as good, and what is damaged goes."""
     if folder.exists() and not is_as_written(folder):
         aside = folder.with_name(scratch_name(folder.name))
-        folder.rename(aside)  # who has it open goes on reading it
+        folder.rename(aside)  # who has it open can still read it
         delete(aside)
     try:
         temporary.rename(folder)

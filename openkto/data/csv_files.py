@@ -78,8 +78,8 @@ def _separator(file: DataFile, lines: _Lines, findings: Findings) -> str:
     """Return what separates the names in the first line; Excel may say it in a line of its own, as sep=;."""
     first = lines.peek()
     if "\r" in first.rstrip("\r\n") and not first.endswith("\n"):
-        cure = "Save it with the usual ones, as tr '\\r' '\\n' does."
-        raise data_error(f"{file.name}:1", "its lines must end as lines do today", "line ends of old Macs (\\r)", cure)
+        cure = "Save it with line feeds, as tr '\\r' '\\n' does."
+        raise data_error(f"{file.name}:1", "its lines must end with a line feed", "line ends of old Macs (\\r)", cure)
     said = re.fullmatch(r"sep=(.)\s*", first)
     if said is not None:
         next(lines)

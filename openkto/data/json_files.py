@@ -199,7 +199,7 @@ def _line_record(place: str, text: str) -> tuple[str, object]:
             cure = "This is Python's notation: write rows with json.dumps" + OR_SKIP
             return place, BadRow(place, "broken JSON", rule, shorten(text), cure)
         if isinstance(error, json.JSONDecodeError) and text[error.pos : error.pos + 1] == "{":
-            cure = "Write one object a line, as jq -c . FILE does" + OR_SKIP
+            cure = "Write one object per line, as jq -c . FILE does" + OR_SKIP
             return place, BadRow(place, "broken JSON", rule, shorten(text), cure)
         return place, BadRow(place, "broken JSON", rule, shorten(text))
 

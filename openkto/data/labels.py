@@ -83,7 +83,7 @@ class LabelReader:
             self._conventions, self._first = set(conventions), (place, shorten(value))
         elif not self._conventions & conventions:
             first_place, first_value = self._first
-            rule = f"labels of one file must keep one convention ({first_place} has {first_value})"
+            rule = f"labels of one file must follow one convention ({first_place} has {first_value})"
             cure = "Write all labels of the file in one way" + OR_SKIP
             raise BadRow(place, "label of another convention", rule, shorten(value), cure)
         elif self._conventions - conventions:

@@ -14,11 +14,11 @@ def check_is_a_row(place: str, record: dict[str, object]) -> None:
     by_index = len(values) > 1 and all(isinstance(value, dict) and value.keys() == _numbers(value) for value in values)
     is_split = {"columns", "data"} <= record.keys() <= {"columns", "data", "index"}
     if (are_columns and holds_cells) or by_index or is_split:
-        cure = "Write a row an object; pandas does with to_json(FILE, orient='records', lines=True)."
+        cure = "Write one object per row, as pandas does with to_json(FILE, orient='records', lines=True)."
         names = shorten(", ".join(record))
         raise BadRow(place, "a table", "a record must be one row", f"a whole table by its columns, {names}", cure)
     if values and len(lists) == len(values) and record.keys() <= SPLITS:
-        cure = f"Write each into a file of its own, as jq -c '.{next(iter(record))}[]' FILE does."
+        cure = f"Write each split into its own file, as jq -c '.{next(iter(record))}[]' FILE does."
         raise BadRow(place, "splits", "a record must be one row", f"the splits {', '.join(record)}", cure)
 
 

@@ -18,7 +18,7 @@ Note = Literal[
     "thoughts kept",
 ]
 
-# What is worth a warning is so because training goes on with something that inference is unlikely to see.
+# What is worth a warning is so because training continues with something that inference is unlikely to see.
 WARNINGS: dict[str, str] = {
     "left plain": "the prompt is a plain text and stays one although the tokenizer has a chat template, so the model is"
     " not trained on what it sees in a chat; --apply_chat_template wraps such prompts",

@@ -98,7 +98,7 @@ class Renderer:
             whole = with_thoughts
         template_differs = not whole.startswith(prompt)
         if template_differs and is_prefilled:
-            rule = "the chat template must render the beginning of an answer alike whatever follows it"
+            rule = "the chat template must render the beginning of an answer the same, whatever follows it"
             raise BadRow(row.place, "chat template", rule, f"a difference at {self._difference(prompt, whole)}")
         if template_differs:
             generated, prompt = prompt, self._common_prompt(row, given, answer, prompt, whole)
@@ -135,7 +135,7 @@ class Renderer:
         # Anything of the prompt behind this point would be scored as if the assistant had written it.
         is_prompt_before = whole[:end].startswith(self._text(row, given))
         if not is_prompt_before and end < self._region(row, given + answer, len(given) - 1, whole)[1]:
-            rule = "the chat template must render the prompt alike with and without the answer"
+            rule = "the chat template must render the prompt the same with and without the answer"
             raise BadRow(row.place, "chat template", rule, f"a difference at {self._difference(prompt, whole)}")
         return whole[:end]
 
@@ -162,7 +162,7 @@ class Renderer:
     ) -> tuple[tuple[int, int], ...]:
         """Return the characters of the assistant's messages, each from its generation prompt to its end of turn.
 
-        A template may render a message otherwise once others follow it (a think block in the last one alone). It is
+        A template may render a message otherwise once others follow it (a think block only in the last one). It is
         then found in the whole by what changes there with its content.
         """
         messages = given + answer
@@ -178,7 +178,7 @@ class Renderer:
                 start = start if whole.startswith(before) else region[0]
                 end = end if whole.startswith(until) else region[1]
             if start >= end or (spans and start < spans[-1][1]):
-                rule = "the chat template must render the messages of a completion alike whatever follows them"
+                rule = "the chat template must render the messages of a completion the same, whatever follows them"
                 got = f"a difference at message {index - len(given)} of the completion with the template of"
                 raise BadRow(row.place, "chat template", rule, f"{got} {self._template.name}", LAST_ANSWER)
             spans.append((start, end))

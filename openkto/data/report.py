@@ -46,7 +46,7 @@ def say(report: DataReport, max_len: int) -> None:
         texts, rows, first, second = report.contradicting
         are = "text is" if texts == 1 else "texts are"
         logger.warning(
-            "warning: data: %d %s labelled both ways, in %d rows, which pull against each other. "
+            "warning: data: %d %s labelled both ways, in %d rows, which contradict each other. "
             "The first are rows %d and %d.", texts, are, rows, first, second,
         )  # fmt: skip
     for kind, count in report.skipped.items():

@@ -222,7 +222,7 @@ def _split_conversation(place: str, key: str, messages: list[Message]) -> tuple[
         raise BadRow(place, "completion not by assistant", rule, f"the role {messages[-1]['role']}")
     if count == len(messages):
         rule = f"{key} must hold a prompt before the assistant's messages"
-        raise BadRow(place, "no messages", rule, "assistant messages alone")
+        raise BadRow(place, "no messages", rule, "only assistant messages")
     return messages[:-count], messages[-count:]
 
 

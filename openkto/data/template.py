@@ -58,7 +58,7 @@ class ChatTemplate:
 
         Args:
             is_generating: end with what an answer follows.
-            is_continued: leave the last message open, for a completion that goes on with it.
+            is_continued: leave the last message open, for a completion that continues it.
         """
         # Templates are programs of the model's author: on messages that they do not expect they raise anything.
         try:

@@ -269,7 +269,7 @@ def choose_pad_token(tokenizer: Any) -> tuple[int, str]:
 
 
 def _added_suffix(tokenizer: Any) -> list[int]:
-    """Return the ids that the tokenizer itself puts behind a text, such as an EOS: generation goes on without them."""
+    """Return the ids that the tokenizer itself appends to a text, such as an EOS: generation continues without them."""
     with_special = tokenizer("a", add_special_tokens=True)["input_ids"]
     without = tokenizer("a", add_special_tokens=False)["input_ids"]
     for start in range(len(with_special) - len(without) + 1):

@@ -31,7 +31,7 @@ def on_some_ranks(strategy: Ranks, do: Callable[[], T], *, is_mine: bool) -> T |
 
     Raises:
         OpenKTOError: on every rank, where it was raised on any; of the same kind. What else was raised on a rank
-            is raised there, and is an OpenKTOError on the others, which would wait for that rank without end.
+            is raised there, and is an OpenKTOError on the others, which would wait for that rank forever.
     """
     given: T | None = None
     failure: tuple[type[OpenKTOError], str] | None = None

@@ -275,7 +275,7 @@ class Checkpoints:
             )
         recorder = RecordingCheckpointEngine()
         engine.checkpoint_engine = recorder
-        # DeepSpeed would copy two scripts of its own here, and raise on one rank alone when the disk is full.
+        # DeepSpeed would copy two scripts of its own here, and raise on only one rank when the disk is full.
         engine._copy_recovery_script = lambda save_path: None
         engine.save_checkpoint(
             str(folder.parent),
@@ -332,4 +332,4 @@ class Checkpoints:
                 "Free some space or name another --ckpt_path, and start the same command again."
             )
         if self.strategy.rank == 0:
-            log.warning("warning: checkpoint %s: was not saved (%s); training goes on.", name, failure)
+            log.warning("warning: checkpoint %s: was not saved (%s); training continues.", name, failure)

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: chosen by all ranks together, complete, and one of ours."""
+"""Which checkpoint a run resumes from: chosen by all ranks together, complete, and written by OpenKTO."""
 
 import logging
 from pathlib import Path
@@ -56,7 +56,7 @@ def choose(root: Path, strategy: Ranks, wanted: bool | str) -> Found | None:
     if problems:
         raise CheckpointError(
             f"--load_checkpoint: no checkpoint in {root} is complete; the newest, {problems[0]} "
-            "Leave --load_checkpoint out to start anew; these are then kept aside."
+            "Leave --load_checkpoint out to start from the beginning; these are then kept aside."
         )
     return None
 

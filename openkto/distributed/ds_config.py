@@ -214,7 +214,8 @@ def _read(path: str) -> dict[str, Any]:
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise ConfigError(
-                f"--ds_config {path}: a key may stand once; got {json.dumps(twice[0])} twice. Keep one of the two."
+                f"--ds_config {path}: a key may be given only once; got {json.dumps(twice[0])} twice. Keep one of the "
+                "two."
             )
         return dict(pairs)
 

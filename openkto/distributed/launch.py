@@ -27,7 +27,7 @@ class Place(NamedTuple):
 def start_process() -> Place:
     """Join the process group and return where this rank runs.
 
-    On a CPU DeepSpeed would first build a C++ op that training never uses: a minute or more, and a wait without end
+    On a CPU DeepSpeed would first build a C++ op that training never uses: a minute or more, and an endless wait
     on the lock of a builder that was killed. So its list of ops is emptied there.
 
     Raises:
@@ -63,11 +63,11 @@ def device_index(local_rank: int, visible: int) -> int:
     if local_rank < visible:
         return local_rank
     if visible == 1:
-        # SLURM's --gpus-per-task=1 shows each task its own GPU alone.
+        # SLURM's --gpus-per-task=1 shows each task only its own GPU.
         return 0
     raise ConfigError(
         f"the GPUs: each rank of a node needs one; got {visible} for rank {local_rank} of this node, counted from 0. "
-        "Start one rank for each GPU, all of which it can see, or show each rank its own alone."
+        "Start one rank for each GPU, all of which it can see, or show each rank only its own."
     )
 
 
@@ -123,7 +123,7 @@ def end_process() -> None:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that speaks for the run; known from the launcher's variables alone."""
+    """Whether this process is the one that speaks for the run; known only from the launcher's variables."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -132,7 +132,9 @@ def check_computes(device: torch.device, precision: str, *, deepcompile: bool) -
     accelerator = deepspeed.accelerator.get_accelerator()
     supported = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
     if precision != "fp32" and not supported[precision]():
-        raise ConfigError(f"--param_dtype: this device does not compute in {precision}. Pass --param_dtype fp32.")
+        raise ConfigError(
+            f"--param_dtype: the device must support {precision}; got one that does not. Pass --param_dtype fp32."
+        )
     if deepcompile and device.type != "cuda":
         raise ConfigError(
             f"--deepcompile: needs a CUDA GPU, which DeepSpeed compiles for; got {device.type}. Take --torch_compile, "

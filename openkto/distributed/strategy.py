@@ -64,8 +64,8 @@ class DeepspeedStrategy:
         zero: how ZeRO shards, moves and packs.
         ref_offload: keep the reference in CPU memory between its forwards.
         deepcompile: let DeepSpeed compile the policy with its own passes; needs a CUDA GPU.
-        tensor_parallel_size: so many ranks share a model's weights, and run the same rows together.
-        sequence_parallel_size: so many ranks share the tokens of the same rows.
+        tensor_parallel_size: N ranks share a model's weights, and run the same rows together.
+        sequence_parallel_size: N ranks share the tokens of the same rows.
         ds_config: a DeepSpeed JSON file laid over the computed configuration.
         seed: of Python, numpy and torch.
         full_determinism: only deterministic kernels; slower.
@@ -224,7 +224,7 @@ class DeepspeedStrategy:
     ) -> tuple[tuple[Any, Optimizer, Schedule], Any]:
         """Return ((engine, optimizer, scheduler), reference), made of `Actor`s for this device and ZeRO stage.
 
-        The scheduler stays ours: it advances with applied updates alone.
+        The scheduler stays ours: it advances only with applied updates.
 
         Raises:
             ConfigError: policy and reference share parameters.
@@ -253,7 +253,7 @@ class DeepspeedStrategy:
         return (engine, optimizer, scheduler), frozen
 
     def prepare_frozen(self, model: Any, *, offload: bool = False) -> Any:
-        """Return an `Actor` for forwards alone, without gradient, cut and sharded as the strategy does."""
+        """Return an `Actor` only for no_grad forwards, cut and sharded as the strategy does."""
         self.share_model(model)
         model.run_on(self.device)
         model.requires_grad_(False)

@@ -46,7 +46,7 @@ def split_model(model: Any, mesh: Mesh) -> None:
     """Cut a model's layers in place by its own plan; all ranks must call it.
 
     Its parameters are ordinary ones afterwards, also where ZeRO-3 had sharded them over all ranks: the engine shards
-    the parts anew, over the ranks that have the same part.
+    the parts again, over the ranks that have the same part.
 
     Args:
         model: an `Actor`, or anything with a `split_plan`.

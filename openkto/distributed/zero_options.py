@@ -16,7 +16,7 @@ from openkto.errors import ConfigError
 # DeepSpeed's own reduce bucket, 5e8 elements, is a buffer of 1 GB in bfloat16, twice that with --overlap_comm, and a
 # float32 copy of 2 GB while it is reduced. A tenth of it is still 200 MB a collective, far beyond what latency costs.
 REDUCE_BUCKET = 50_000_000
-# DeepSpeed leaves parameters up to so many elements whole on every rank at stage 3.
+# DeepSpeed leaves parameters up to this many elements whole on every rank at stage 3.
 PERSISTENT = 100_000
 # An adapter's matrices are small and many: gathered one by one they cost a collective each.
 PERSISTENT_IN_ADAPTERS = 1_000_000
@@ -36,7 +36,7 @@ class ZeroOptions:
     """What a run asks of ZeRO beside its stage; each field is the flag of its name.
 
     Args:
-        overlap_comm: reduce gradients while the backward pass goes on.
+        overlap_comm: reduce gradients during the backward pass.
         reduce_bucket_size: elements reduced at a time; None follows from the model.
         allgather_bucket_size: elements of parameters gathered ahead of their use at stage 3; None is DeepSpeed's.
         zpg: ranks that keep whole parameters between them after the forward pass (hpZ), at stage 3; 1 is off.

@@ -41,7 +41,7 @@ class ActorOutput(NamedTuple):
     """What a forward returns; the last three only where they were asked for, else zeros or nothing."""
 
     log_prob_B: Tensor  # [B] float64, summed over the scored tokens; without gradient beside log_prob_K
-    entropy_B: Tensor  # [B] float64, likewise, without gradient
+    entropy_B: Tensor  # [B] float64, without gradient
     balancing_loss: Tensor  # scalar: the experts' load-balancing loss of this micro-batch
     log_prob_K: Tensor  # [K] float32, of each scored token, row by row
 
@@ -50,7 +50,7 @@ class Actor(nn.Module):
     """Wraps a causal language model so that its forward gives log pi(y|x) of each row.
 
     Only the positions that predict scored tokens go through the head. There is no dropout but an adapter's own, and
-    that in training mode alone. An adapter's folder gives its base model with the adapter on it.
+    only in training mode. An adapter's folder gives its base model with the adapter on it.
 
     Args:
         pretrain_or_model: a folder, a Hub name, or a loaded model.
@@ -111,7 +111,7 @@ class Actor(nn.Module):
         # "vision" is causal for text.
         if config.get_text_config().to_dict().get("use_bidirectional_attention") in (True, "all"):
             raise ConfigError(
-                f"--pretrain: each token must see what came before it alone; got {type(self.model).__name__} with "
+                f"--pretrain: each token must see only what came before it; got {type(self.model).__name__} with "
                 "use_bidirectional_attention. Name a causal language model."
             )
         self.logit_map = logit_map_of(config)
@@ -168,7 +168,7 @@ class Actor(nn.Module):
         """Run a slice of each packed row from now on, and let the other ranks run theirs.
 
         Raises:
-            ConfigError: the model's rows are not packed, or its attention heads cannot be dealt to so many ranks.
+            ConfigError: the model's rows are not packed, or its attention heads cannot be divided among N ranks.
         """
         if not self.packs:
             raise ConfigError(
@@ -236,7 +236,7 @@ class Actor(nn.Module):
             with_entropy: also sum the entropies of the distributions that predict them.
             with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation
                 4).
-            with_tokens: also return each scored token's log-probability, and the gradient through these alone.
+            with_tokens: also return each scored token's log-probability, with the gradient only through these.
         """
         if token_index is None or scored_index is None:
             token_index, scored_index = (mask.flatten().nonzero()[:, 0] for mask in (attention_mask, loss_mask))

@@ -121,12 +121,12 @@ def read_adapter_config(folder: str) -> peft.LoraConfig:
         )
     if not (isinstance(known.init_lora_weights, bool) or known.init_lora_weights in PLAIN_STARTS):
         raise ConfigError(
-            f"{folder}: the adapter must leave its base model alone; got one made by {known.init_lora_weights}, which "
+            f"{folder}: the adapter must not change its base model; got one made by {known.init_lora_weights}, which "
             "changes it. Convert it to plain LoRA with peft."
         )
     if known.bias != "none":
         raise ConfigError(
-            f"{folder}: the adapter must leave biases alone; got bias {known.bias!r}. Train one with bias 'none'."
+            f"{folder}: the adapter must not change biases; got bias {known.bias!r}. Train one with bias 'none'."
         )
     return known
 

@@ -93,7 +93,7 @@ def export_adapter(model: PeftModel, weights: dict[str, Tensor], tokenizer: Any,
         base = known.base_model_name_or_path or ""
         known.base_model_name_or_path, known.revision = split_revision(base)
         if os.path.isdir(base):
-            # As it was given it would be found from the folder that the run started in alone.
+            # As it was given it would be found only from the folder that the run started in.
             known.base_model_name_or_path = os.path.abspath(base)
         known.save_pretrained(str(scratch))
         write_tokenizer(tokenizer, scratch)

@@ -105,7 +105,7 @@ def _cached(name: str) -> Path | None:
 
 
 def _weights_among(names: Iterable[str]) -> list[str]:
-    """Return, of the files of a model, the one that holds its weights or names those that do; an adapter's likewise."""
+    """Return, of the files of a model, the one that holds its weights or names those that do."""
     there = set(names)
     found = (next((name for name in kind if name in there), None) for kind in (WEIGHTS, ADAPTER_WEIGHTS))
     return [name for name in found if name is not None]

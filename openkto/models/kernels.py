@@ -1,6 +1,6 @@
 """Faster layers, with the same numbers up to round-off: the Liger package's kernels, and torch.compile.
 
-Both leave the head alone: token_log_probs is faster than what they have for it.
+Neither changes the head: token_log_probs is faster than what they have for it.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from openkto.errors import ConfigError
 
 # Of one layer's code: with and without gradient, an adapter on or off, one row or more, layers of several kinds. Dynamo
-# gives up at 8 and goes on uncompiled.
+# gives up at 8 and continues uncompiled.
 RECOMPILE_LIMIT = 64
 
 

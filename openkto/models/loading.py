@@ -161,13 +161,13 @@ def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedCon
     check_quantization(pretrain, config)
     if config.is_encoder_decoder:
         raise ConfigError(
-            f"{pretrain}: the model must be a decoder alone; got {config.model_type}, which has an encoder. "
+            f"{pretrain}: the model must be only a decoder; got {config.model_type}, which has an encoder. "
             "Name a causal language model."
         )
     others = [name for name in ("vision_config", "audio_config") if name in config.to_dict()]
     if others:
         raise ConfigError(
-            f"{pretrain}: the model must be for text alone; got {config.model_type} with a "
+            f"{pretrain}: the model must be for text only; got {config.model_type} with a "
             f"{others[0].split('_')[0]} part. Write its text model out, as docs/models.md shows, and name that."
         )
     return config

@@ -28,8 +28,8 @@ def merge_adapter(
 ) -> None:
     """Write the base model of an adapter's folder with the adapter's weights added to its own.
 
-    The sum is made in float32 and rounded once. A layer that shares its weight with one that the adapter leaves alone
-    shares it no longer. What was written is read again and compared before it takes its place.
+    The sum is made in float32 and rounded once. A layer that shares its weight with one that the adapter does not
+    change shares it no longer. What was written is read again and compared before it takes its place.
 
     Args:
         folder: there already.
@@ -106,7 +106,8 @@ def _check_distance(pretrain: str, when: str, expected_BTV: Tensor, got_BTV: Ten
     apart = float((expected_BTV - got_BTV).abs().amax(-1).mean())
     if not apart <= TOLERANCE:
         raise ConfigError(
-            f"{pretrain}: the merged model must compute what base and adapter do together; got {apart:.3g} nats between"
+            f"{pretrain}: the merged model must compute the same as base model and adapter; got {apart:.3g} nats "
+            "between"
             f" their log-probabilities, {when}. Use the adapter with its base model, or another --export_dtype if this"
             " one overflows."
         )

@@ -1,6 +1,6 @@
 """float32 products on a CPU through oneDNN, which is faster at them than MKL, the library that torch takes.
 
-torch's own linear layers ask oneDNN in half precision alone. `python -m benchmarks.limit` prints the rates of both. The
+torch's own linear layers use oneDNN only in half precision. `python -m benchmarks.limit` prints the rates of both. The
 gradient of a weight, a product of two transposed matrices, stays torch's.
 
 Shapes:  N = rows of the left matrix (any leading dimensions), K = inner size, M = columns of the product.
@@ -23,7 +23,7 @@ for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 # One of torch's private operators; a build without it, or without oneDNN, multiplies as it always does.
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
-# An operator of our own around it, since torch.compile knows the private one with constant weights alone.
+# An operator of our own around it, since torch.compile knows the private one only with constant weights.
 torch.library.define("openkto::product", "(Tensor left_NK, Tensor right_MK, Tensor? bias_M) -> Tensor")
 
 
@@ -90,7 +90,7 @@ def _forward(layer: nn.Linear, input_NK: Tensor) -> Tensor:
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let the model's float32 linear layers multiply through oneDNN; those of other classes are left alone."""
+    """Let the model's float32 linear layers multiply through oneDNN; those of other classes are not changed."""
     for layer in model.modules():
         # The class stays: others go by it, such as DeepSpeed where it cuts layers for tensor parallelism.
         if type(layer) is nn.Linear and layer.weight.dtype == torch.float32:

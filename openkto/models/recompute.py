@@ -1,9 +1,9 @@
 """Gradient checkpointing: the activations of a decoder layer, all or most of them, are computed again for the backward.
 
-Whole keeps a layer's input alone and runs the layer twice. Selective also keeps the results of matrix products and of
-attention, which is where the time goes, and computes only what lies between them again: norms, rotary positions,
-activation functions, residual sums.
-Source: Chen et al., arXiv:1604.06174; Korthikanti et al., arXiv:2205.05198v1, section 5 (selective).
+Full checkpointing keeps only a layer's input and runs the layer twice. Selective also keeps the results of matrix
+products and of attention, which is where the time goes, and computes only what lies between them again: norms, rotary
+positions, activation functions, residual sums.
+Source: Chen et al., arXiv:1604.06174v2; Korthikanti et al., arXiv:2205.05198v1, section 5 (selective).
 """
 
 from collections import defaultdict, deque

@@ -13,7 +13,7 @@ from torch import nn
 
 from openkto.errors import ConfigError
 
-# summed: whole on every rank, which sees a part of the activations alone, so that the gradients add up.
+# summed: whole on every rank, which sees only a part of the activations, so that the gradients add up.
 Style = Literal["columns", "rows", "summed"]
 STYLES: dict[str, Style] = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allreduce": "summed"}
 # Of the embeddings, which are not cut here.
@@ -47,7 +47,7 @@ def check_heads(config: Any, size: int, flag: str, *, repeats_keys: bool = False
 
 
 def check_split(config: Any, size: int) -> None:
-    """See that a model's weights can be cut for so many ranks, by its configuration alone.
+    """See that a model's weights can be cut for this many ranks, from its configuration only.
 
     Raises:
         ConfigError: they cannot.

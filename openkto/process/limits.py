@@ -88,7 +88,7 @@ def _watched(ident: int, seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def memory_limit(more: int = MEMORY_BYTES) -> Iterator[None]:
-    """End what runs inside when the process would need so many bytes more than it has.
+    """End what runs inside when the process would need more than this many additional bytes.
 
     Raises:
         TooLargeError: inside.

@@ -28,7 +28,8 @@ def settle_ranks() -> None:
     Raises:
         ConfigError: they do not, or the host of rank 0 cannot be found.
     """
-    # The shells of sbatch, salloc and `srun --pty` are no step or one of one task: there the process is alone.
+    # The shells of sbatch, salloc and `srun --pty` are no step, or a step of one task: the process is then the only
+    # rank.
     if "RANK" not in os.environ and _number("SLURM_STEP_NUM_TASKS", "1") > 1:
         _take_from_slurm()
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
@@ -73,7 +74,7 @@ def loss_of_a_rank(error: BaseException) -> str | None:
     return (
         "another rank is gone, or did not answer in time, and this one cannot go on without it. That rank's own last "
         "lines say why; where there are none, it was killed: for want of memory, by a scheduler, or with its node. "
-        "Start the same command again with --load_checkpoint: it goes on from the newest checkpoint."
+        "Start the same command again with --load_checkpoint: it resumes from the newest checkpoint."
     )
 
 

@@ -105,7 +105,8 @@ class RunLocks:
             ) from error
         if other is not None:
             raise ConfigError(
-                f"{flag}: a folder takes one run at a time; got {folder}, where another one runs ({other}). Wait for "
+                f"{flag}: a folder takes one run at a time; got {folder}, where another run is active ({other}). Wait "
+                "for "
                 "its end, stop it, or name another folder."
             )
         self._held[file] = own
@@ -155,7 +156,7 @@ def _take(file: Path, own: Owner) -> Owner | None:
         if found is None:
             continue
         if other is not None and found == own:
-            log.info("%s: took over the lock of a run that has ended without a word (%s)", file.parent, other)
+            log.info("%s: took over the lock of a run that ended without removing it (%s)", file.parent, other)
         return None if found == own else found
 
 
@@ -170,7 +171,7 @@ def _lives(file: Path, owner: Owner) -> bool:
     """Whether an owner still runs."""
     if owner.number_space and owner.number_space == number_space():
         return Process(owner.pid, owner.start_ticks).is_running()
-    log.info("%s: a run left a lock there (%s); watching whether it still runs", file.parent, owner)
+    log.info("%s: a run left a lock there (%s); checking whether it is still running", file.parent, owner)
     last, end = _last_sign(file), time.monotonic() + SILENT_SECONDS
     while time.monotonic() < end:
         time.sleep(min(1.0, SILENT_SECONDS / 10))

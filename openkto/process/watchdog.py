@@ -145,7 +145,7 @@ class Watchdog:
             self._is_said = True
             self._write(
                 f"rank {self._rank}: {self._stop.reason}: still in: {self._phase}, where nothing moves: it waits for "
-                f"another rank or a disk. If that goes on, this process ends in {SECONDS_TO_STOP - waited:.0f} s, "
+                f"another rank or a disk. If this lasts, this process ends in {SECONDS_TO_STOP - waited:.0f} s, "
                 "without a new checkpoint.\n"
             )
 
@@ -184,12 +184,12 @@ class Watchdog:
 
     def _what_follows(self) -> str:
         if self._has_begun and self._end_seconds > 0:
-            return f"If that goes on, the run ends in {self._end_seconds / 60:g} min (--stall_end_minutes)."
-        return "The run goes on waiting."
+            return f"If this lasts, the run ends in {self._end_seconds / 60:g} min (--stall_end_minutes)."
+        return "The run keeps waiting."
 
 
 def _stacks() -> list[str]:
-    """Return the other threads' stacks, read from memory alone: source files may lie on the very disk that hangs."""
+    """Return the other threads' stacks, read only from memory: source files may lie on the very disk that hangs."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, top in sorted(sys._current_frames().items(), key=lambda item: names.get(item[0]) != "MainThread"):

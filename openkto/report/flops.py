@@ -60,7 +60,7 @@ class ForwardWork:
         return self.body / whole if whole else math.inf
 
     def forward(self, lengths_B: Tensor, scored: int) -> float:
-        """Return the work of a forward on rows of these lengths, of whose tokens so many are scored."""
+        """Return the work of a forward on rows of these lengths, of whose tokens this many are scored."""
         return 2 * (self.body * int(lengths_B.sum()) + self.head * scored) + self._attention(lengths_B)
 
     def training(self, lengths_B: Tensor, scored: int) -> float:

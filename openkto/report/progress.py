@@ -1,4 +1,4 @@
-"""Shows how far a run is: a bar on a terminal, plain log lines otherwise. Made on rank 0 alone."""
+"""Shows how far a run is: a bar on a terminal, plain log lines otherwise. Made only on rank 0."""
 
 from __future__ import annotations
 

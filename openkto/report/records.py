@@ -56,7 +56,7 @@ class RecordFile:
             self._append(line)
         except OSError as error:
             if not self._has_warned:
-                log.warning("%s: a line was lost (%s); training goes on.", self._path.name, error.strerror)
+                log.warning("%s: a line was lost (%s); training continues.", self._path.name, error.strerror)
             self._has_warned = True
 
     def _append(self, line: Line) -> None:
@@ -94,7 +94,7 @@ class RecordFile:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            log.warning("%s: could not be flushed (%s); training goes on.", self._path.name, error.strerror)
+            log.warning("%s: could not be flushed (%s); training continues.", self._path.name, error.strerror)
 
     def close(self) -> None:
         """Close the file."""
@@ -171,7 +171,7 @@ def go_back(folder: Path, step: int, lines_at_step: dict[str, int], *, train_lin
 
 
 def _cut(record: Path, step: int, at_step: dict[str, int]) -> list[Line]:
-    """Leave the lines before a step, and so many of each kind of that step; return them."""
+    """Keep the lines before a step, and this many of each kind of that step; return them."""
     lines, seen, kept = read_lines(record), Counter[str](), []
     for raw, line in lines:
         if line is None or line["step"] > step:
@@ -204,7 +204,7 @@ def _write_kept(record: Path, lines: list[bytes], kept: list[bytes], broken: lis
         numbers = ", ".join(map(str, broken[:5]))
         log.warning(
             "warning: %s: must hold a JSON object a line; line %s is none. It is kept as %s, and the other lines are "
-            "carried on.",
+            "kept.",
             record,
             numbers,
             aside.name,

@@ -38,7 +38,7 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """All trackers of a run; made on rank 0 alone.
+    """All trackers of a run; made only on rank 0.
 
     Raises:
         ConfigError: when `save_path` cannot be written, or W&B is on and its package is missing.
@@ -130,7 +130,7 @@ class TrackerThread:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self.dropped += self._queue.qsize()
-            logger.warning("%s: did not finish in time; its last values are in metrics.jsonl alone.", self.name)
+            logger.warning("%s: did not finish in time; its last values are only in metrics.jsonl.", self.name)
         elif self.dropped:
             logger.warning("%s: %d lines were left out; metrics.jsonl has them.", self.name, self.dropped)
 
@@ -142,9 +142,7 @@ class TrackerThread:
                 tracker.log(*item)
             tracker.close()
         except Exception as error:
-            logger.warning(
-                "%s: is off from here on (%s: %s); training goes on.", self.name, type(error).__name__, error
-            )
+            logger.warning("%s: is switched off (%s: %s); training continues.", self.name, type(error).__name__, error)
 
 
 def named(kind: str, values: Values) -> dict[str, float | int]:
@@ -157,7 +155,7 @@ def named(kind: str, values: Values) -> dict[str, float | int]:
 class TensorBoard:
     """Writes event files that TensorBoard shows.
 
-    A resumed run takes steps anew that it had made before it was stopped. So its files are written again from what
+    A resumed run repeats steps that it had made before it was stopped. So its files are written again from what
     metrics.jsonl holds, with the times at which the values were first logged: each step is there once. Where that file
     begins later than the run, which came from another folder, what was logged before is taken over as it is.
     """

@@ -82,7 +82,7 @@ def check_same_run(place: str, saved: dict[str, Any], now: dict[str, Any]) -> No
     lacking = [in_words(name) for name in ALWAYS_SAVED if name in now and name not in saved]
     if lacking:
         raise CheckpointError(
-            f"{place}: must say which run it is of; got one that does not say {', '.join(lacking[:3])}"
+            f"{place}: must say which run wrote it; got one without {', '.join(lacking[:3])}"
             f"{' and more' if len(lacking) > 3 else ''}. It was changed after it was written: name another."
         )
     differences = [
@@ -93,7 +93,8 @@ def check_same_run(place: str, saved: dict[str, Any], now: dict[str, Any]) -> No
     if differences:
         raise CheckpointError(
             f"{place}: cannot resume: these settings differ from the run that wrote the checkpoint: "
-            f"{'; '.join(differences)}. Give the same, or leave --load_checkpoint out to start anew (from these "
+            f"{'; '.join(differences)}. Give the same, or leave --load_checkpoint out to start from the beginning "
+            "(from these "
             "weights: openkto convert_checkpoint makes a model of them for --pretrain)."
         )
 

@@ -63,7 +63,7 @@ def most_rows(measure: Callable[[int], int], room: float, most: int) -> int:
     """Return how many rows fit into `room` bytes, at least one.
 
     Args:
-        measure: the bytes that so many rows take at their peak.
+        measure: the peak bytes of this many rows.
         most: rows to return at most.
     """
     one = measure(1)

@@ -1,4 +1,4 @@
-"""Which checkpoint a start resumes from, where a path was given and the run has gone on from there since."""
+"""Which checkpoint a run resumes from when a path was given and the run has newer checkpoints that continue it."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ from openkto.errors import CheckpointError
 def find_checkpoint(checkpoints: Checkpoints, wanted: bool | str) -> Found | None:
     """Return the checkpoint to resume from, the same on every rank; all ranks must call it.
 
-    Where a path is wanted and the run has gone on from it already, into checkpoints of its own, the newest of those is
+    If a path is wanted and the run has already continued it, with checkpoints of its own, the newest of those is
     it: a job that is started again with the same command would begin again at that path for ever.
 
     Raises:
         CheckpointError: see `Checkpoints.choose`.
     """
-    goes_on = isinstance(wanted, str) and checkpoints.strategy.gather_objects(_goes_on_from(checkpoints, wanted))[0]
-    return checkpoints.choose(True if goes_on else wanted)
+    is_continued = (
+        isinstance(wanted, str) and checkpoints.strategy.gather_objects(_is_continued(checkpoints, wanted))[0]
+    )
+    return checkpoints.choose(True if is_continued else wanted)
 
 
 def is_instead(found: Found, wanted: bool | str) -> bool:
@@ -32,7 +34,7 @@ def is_instead(found: Found, wanted: bool | str) -> bool:
     return bool(named) and found.folder.resolve() not in named
 
 
-def _goes_on_from(checkpoints: Checkpoints, wanted: str) -> bool:
+def _is_continued(checkpoints: Checkpoints, wanted: str) -> bool:
     """Whether the newest of a run's own checkpoints was made by a start that was given the same path, or later on.
 
     What is read here is compared with the manifests only when it is chosen.

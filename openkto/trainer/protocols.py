@@ -41,7 +41,7 @@ class Reference(Protocol):
     ) -> list[Tensor]:
         """Return each micro-batch's log-probabilities, [B] float64, without gradient; called once a batch.
 
-        With `with_tokens` those of its scored tokens, [K] float32: what keeps sums over rows alone cannot serve a loss
+        With `with_tokens` those of its scored tokens, [K] float32: what keeps only sums over rows cannot serve a loss
         that needs them.
         """
         ...

@@ -46,7 +46,7 @@ class ReferenceCache:
     """What a run needs of its reference, what of it is in a folder, and how to make the rest. All ranks call all of it.
 
     Args:
-        folder: of this reference model alone; the first rank writes it, all read it.
+        folder: only of this reference model; the first rank writes it, all read it.
         about: what the values are of, written beside them.
         loaders: of the training rows and of each evaluation set.
         total_steps: of the training run.
@@ -119,7 +119,7 @@ class ReferenceCache:
     # ---- computing --------------------------------------------------------------------------------------------------
 
     def fill(self, model: Any, between: Callable[[], None], stop: StopRequest) -> None:
-        """Compute what is missing, and keep it at once: a run that is killed goes on from there.
+        """Compute what is missing, and keep it at once: a run that is killed resumes from there.
 
         Args:
             model: the frozen reference, from `strategy.prepare_frozen`.
@@ -173,7 +173,7 @@ class ReferenceCache:
         rank, reason = next(((rank, reason) for rank, reason in asked if reason is not None), (0, None))
         if reason is not None:
             raise StopError(
-                f"{reason} on rank {rank}: the reference's cache is not full yet; what is computed is kept in "
+                f"{reason} on rank {rank}: the reference's cache is not complete yet; what was computed is kept in "
                 f"{self.folder}. Start the same command again."
             )
 
@@ -205,7 +205,7 @@ class ReferenceCache:
             raise ConfigError(
                 f"--ref_cache_dir {self.folder}: its log-probabilities must be the reference model's; got "
                 f"{cached_S[worst]:.6g} nats where the model gives {fresh_S[worst]:.6g} (row {int(row_S[worst])}), and "
-                f"{int(bad_S.sum())} of {len(bad_S)} checked are off. Delete that folder, to compute them again."
+                f"{int(bad_S.sum())} of {len(bad_S)} checked are off. Delete that folder to compute them again."
             )
         log.info(
             "reference: %d cached values checked: at most %.2g nats, %.2g a token, from the model's in %s",

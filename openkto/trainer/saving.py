@@ -76,7 +76,10 @@ class RunSaver:
         found = find_checkpoint(self.checkpoints, wanted)
         if found is None:
             if wanted:
-                log.info("--load_checkpoint: no checkpoint is in %s yet; the run starts anew", self.checkpoints.root)
+                log.info(
+                    "--load_checkpoint: no checkpoint in %s yet; the run starts from the beginning",
+                    self.checkpoints.root,
+                )
             if self.writes:
                 self.checkpoints.start_afresh()
             step = self.first_step = self.loader.start_at(consumed_samples)
@@ -84,8 +87,8 @@ class RunSaver:
             return RunState(step, step, consumed_samples, not self.args.eval_at_start, run_id=run_id), None
         if consumed_samples:
             raise ConfigError(
-                f"consumed_samples: is known to a checkpoint; got {consumed_samples} beside load_checkpoint. Leave one "
-                "of them out."
+                f"consumed_samples: must not be given with load_checkpoint, since a checkpoint has its "
+                f"own; got {consumed_samples}. Leave one of them out."
             )
         check_same_run(str(found.folder), found.state["identity"], self.identity)
         arrays = self.checkpoints.load(self.engine, found, self.moving_reference)
@@ -103,8 +106,8 @@ class RunSaver:
         if own:  # a rank more than before has no state of its own
             set_rng_state(own, self.strategy.device)
         window = {name: array for key, array in arrays.items() if (name := _under("window/", key))}
-        goes_on = f", which goes on from {wanted}" if is_instead(found, wanted) else ""
-        log.info("resumed from %s%s: %d of %d steps are done", found.folder, goes_on, run.step, self.total_steps)
+        continued = f", which continues {wanted}" if is_instead(found, wanted) else ""
+        log.info("resumed from %s%s: %d of %d steps are done", found.folder, continued, run.step, self.total_steps)
         return run, Resumed(found.state["reporter"], window)
 
     # ---- after a step -----------------------------------------------------------------------------------------------
@@ -165,7 +168,7 @@ class RunSaver:
         raise kind(f"{reason} on rank {rank}: stopped after step {run.step} of {self.total_steps}. {again}")
 
     def save_before_stop(self, run: RunState, reporter: Reporter, stop: StopError) -> None:
-        """Save what a stopped run goes on from.
+        """Save what a stopped run resumes from.
 
         Raises:
             CheckpointError: it cannot be resumed.
@@ -173,7 +176,7 @@ class RunSaver:
         if not self.checkpoints.with_engine:
             raise CheckpointError(f"{stop} But nothing can be resumed: --disable_ds_ckpt was given.") from stop
         if not self.save(run, reporter):
-            raise CheckpointError(f"{stop} But this step's checkpoint was not saved; it goes on from the one before.")
+            raise CheckpointError(f"{stop} But this step's checkpoint was not saved; resume from the one before.")
 
     def save(self, run: RunState, reporter: Reporter) -> bool:
         """Save the run as it stands, unless that was done at this step; return whether it is saved.

@@ -134,7 +134,7 @@ def test_evaluation_takes_the_whole_set_in_file_order_as_one_batch():
     assert batch.rows.tolist() == list(range(9))
 
 
-def test_a_loader_goes_on_after_consumed_samples():
+def test_a_loader_resumes_after_consumed_samples():
     rows = token_rows([True] * 11)
     whole = [b.rows.tolist() for epoch in range(2) for b in _epoch(KTODataLoader(rows, 4, 4, seed=5), epoch)]
     loader = KTODataLoader(rows, 4, 4, seed=5)

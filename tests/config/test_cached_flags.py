@@ -38,7 +38,7 @@ def test_precomputing_is_for_a_cache(mode):
     with pytest.raises(ConfigError) as caught:
         parse([*RUN, "--ref_mode", mode, *adapter], "precompute_reference")
     assert str(caught.value) == (
-        f"--ref_mode: a cache serves the modes cached and auto; got {mode}. Take cached, here and to train."
+        f"--ref_mode: must be cached or auto, the modes that use a cache; got {mode}. Take cached, here and to train."
     )
 
 

@@ -207,14 +207,15 @@ SENTENCES = [
      "got 'reduce_lr_on_plateau', which follows a metric. Take cosine_with_min_lr."),
     ("--use_tensorboard false", "--use_tensorboard: must be a folder, or none for no TensorBoard; got 'false'. "
      "Leave it out for the default."),
-    ("--dataset again", "--dataset: may stand once; got it twice. Put all its values after one."),
-    ("--config a.yaml --config b.yaml", "--config: may stand once; got it twice. Give one file."),
+    ("--dataset again", "--dataset: may be given only once; got it twice. Put all its values after one."),
+    ("--config a.yaml --config b.yaml", "--config: may be given only once; got it twice. Give one file."),
     ("--config no.yaml", "--config: must be a YAML file; got 'no.yaml' (No such file or directory). Check the path."),
     ("--max_time 4:00:00", "--max_time: must be days:hours:minutes:seconds, such as 0:03:55:00; got '4:00:00'. "
      "Correct it, or leave it out."),
     ("--load_checkpoint=", "--load_checkpoint: must be true, false or a path; got nothing. Correct it, or leave it "
      "out."),
-    ("--ref_sync_steps 5 --lora_rank 8", "--ref_sync_steps: moves a whole reference towards a whole policy; got a "
+    ("--ref_sync_steps 5 --lora_rank 8", "--ref_sync_steps: moves a whole reference model towards a whole policy; "
+     "got a "
      "policy with an adapter. Leave it out."),
     ("--ref_sync_alpha 1.5", "--ref_sync_alpha: must be a number above 0 and at most 1; got '1.5'. Correct it, or "
      "leave it out."),
@@ -229,11 +230,11 @@ SENTENCES = [
     ("--adam_offload --offload_nvme_path .", "--offload_nvme_path: needs --zero_stage 3: only that stage uses a disk; "
      "got --zero_stage 2. Take --zero_stage 3, or leave it out."),
     ("--offload_nvme_path . --zero_stage 3", "--offload_nvme_path: says where --adam_offload keeps the "
-     "optimizer's states; got only it. Add --adam_offload, or leave it out."),
+     "optimizer's states; got no --adam_offload. Add --adam_offload, or leave it out."),
     ("--adam_offload --offload_nvme_path none --zero_stage 3", "--offload_nvme_path: must be a folder that exists and "
      "can be written, on every node; got 'none'. Make it, or name another."),
-    ("--adam_offload --offload_nvme_path . --zero_stage 3", "--offload_nvme_path: leaves no checkpoint that could be "
-     "resumed: DeepSpeed does not save an optimizer that lies on a disk; got checkpoints. Add "
+    ("--adam_offload --offload_nvme_path . --zero_stage 3", "--offload_nvme_path: cannot be used with checkpoints: "
+     "DeepSpeed does not save optimizer states that lie on a disk; got checkpoints. Add "
      "--disable_ds_ckpt (--save_hf_ckpt still saves models), or offload to CPU memory."),
     ("--save_failed_step --disable_ds_ckpt",
      "--save_failed_step: needs checkpoints; got --disable_ds_ckpt. Leave one of them out."),
@@ -242,18 +243,19 @@ SENTENCES = [
     ("--zero_quantized_gradients", "--zero_quantized_gradients: needs --zero_stage 3: DeepSpeed quantizes gradients "
      "only there; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
     ("--zero_quantized_gradients --zero_stage 3", "--zero_quantized_gradients: needs --param_dtype fp16: DeepSpeed's "
-     "kernels read the gradients as that; got none given. Take fp16, or leave it out."),
+     "kernels read the gradients as fp16; got none given. Take fp16, or leave it out."),
     ("--deepcompile --zero_stage 0", "--deepcompile: needs a ZeRO stage, whose communication it compiles; got "
      "--zero_stage 0. Take --zero_stage 1, 2 or 3, or --torch_compile."),
     ("--deepcompile --torch_compile", "--deepcompile: compiles in place of --torch_compile; got both. Leave one of "
      "them out."),
-    ("--deepcompile --zpg 2 --zero_stage 3", "--deepcompile: moves parameters and gradients its own way; got --zpg. "
+    ("--deepcompile --zpg 2 --zero_stage 3", "--deepcompile: moves parameters and gradients in its own way; got --zpg. "
      "Leave one of them out."),
-    ("--torch_compile --gradient_checkpointing selective", "--torch_compile: hides the products inside a layer, which "
-     "selective checkpointing keeps; got --gradient_checkpointing selective. Take --gradient_checkpointing true, or "
+    ("--torch_compile --gradient_checkpointing selective", "--torch_compile: hides the matrix products inside a "
+     "layer, which selective checkpointing keeps; got --gradient_checkpointing selective. Take "
+     "--gradient_checkpointing true, or "
      "leave one of them out."),
-    ("--torch_compile --gradient_checkpointing --gradient_checkpointing_use_reentrant", "--torch_compile: goes only "
-     "with torch's newer form of checkpointing; got --gradient_checkpointing_use_reentrant. Leave one of them out."),
+    ("--torch_compile --gradient_checkpointing --gradient_checkpointing_use_reentrant", "--torch_compile: works only "
+     "with torch's non-reentrant checkpointing; got --gradient_checkpointing_use_reentrant. Leave one of them out."),
     ("--gradient_checkpointing some", "--gradient_checkpointing: must be one of true, false or selective; got 'some'. "
      "Correct it, or leave it out."),
     ("--gradient_checkpointing selective --gradient_checkpointing_use_reentrant",
@@ -263,12 +265,12 @@ SENTENCES = [
      "install liger-kernel, or leave it out."),
     ("--pretrain ./nowhere", "--pretrain: must be a Hugging Face name or a folder that exists; got './nowhere'. "
      "Check the path."),
-    ("--ref_pretrain . --ref_revision v1", "--ref_revision: goes with a model on the Hub, with versions; got the "
+    ("--ref_pretrain . --ref_revision v1", "--ref_revision: works only with a model on the Hub; got the "
      "folder '.'. Leave it out."),
     ("--ref_pretrain o/m@v1 --ref_revision v2", "--ref_revision: must be left out where the name holds a revision; got "
      "the name o/m@v1. Leave one out."),
-    ("--gradient_checkpointing_use_reentrant", "--gradient_checkpointing_use_reentrant: goes with "
-     "--gradient_checkpointing; got only it. Add --gradient_checkpointing, or leave it out."),
+    ("--gradient_checkpointing_use_reentrant", "--gradient_checkpointing_use_reentrant: works only with "
+     "--gradient_checkpointing; got no --gradient_checkpointing. Add --gradient_checkpointing, or leave it out."),
     ("--eval_dataset a/x.jsonl b/x.jsonl", "--eval_dataset: each set needs its own name; got 'x' 2 times. "
      "Write NAME=PATH for each."),
     ("--eval_dataset x=", "--eval_dataset: must be PATH or NAME=PATH; got a name without a path. Give the path."),
@@ -296,19 +298,20 @@ SENTENCES = [
     ("--sequence_parallel_size 2 --torch_compile",
      "--torch_compile: has not been tried with --sequence_parallel_size, and a wrong gradient makes no noise; got both."
      " Leave one of the two out."),
-    ("--packing on --attn_implementation sdpa", "--packing: needs attention that keeps packed rows apart; got on "
-     "beside --attn_implementation sdpa. Take auto for either."),
+    ("--packing on --attn_implementation sdpa", "--packing: needs attention that keeps packed rows apart; got on with "
+     "--attn_implementation sdpa. Take auto for either."),
     ("--max_tokens_per_micro_batch 100", "--max_tokens_per_micro_batch: must hold the longest row, --max_len 2048; "
      "got 100. Raise it, or lower --max_len."),
     ("--dataset_probs 0.5 0.5", "--dataset_probs: must be as many as the datasets, 1; got 2. Give one for each."),
     ("--dataset_probs 0.5", "--dataset_probs: must sum to 1; got 0.5. Correct them."),
     ("--dataset_probs 0", "--dataset_probs: must be numbers, each above 0; got '0'. Correct it, or leave it out."),
-    ("--desirable_loss_weight auto --undesirable_loss_weight auto", "--undesirable_loss_weight: cannot be auto beside "
-     "--desirable_loss_weight auto, as one is set by the other; got auto for both. Give one of them a number."),
-    ("--desirable_loss_weight 0 --undesirable_loss_weight 0", "--undesirable_loss_weight: cannot be 0 beside "
+    ("--desirable_loss_weight auto --undesirable_loss_weight auto", "--undesirable_loss_weight: cannot be auto "
+     "together with --desirable_loss_weight auto, as one is set by the other; got auto for both. Give one of them a "
+     "number."),
+    ("--desirable_loss_weight 0 --undesirable_loss_weight 0", "--undesirable_loss_weight: cannot be 0 together with "
      "--desirable_loss_weight 0; got 0 for both. Raise one."),
-    ("--desirable_loss_weight auto --undesirable_loss_weight 0", "--desirable_loss_weight: cannot be auto beside a "
-     "weight of 0; got auto and 0. Give two numbers."),
+    ("--desirable_loss_weight auto --undesirable_loss_weight 0", "--desirable_loss_weight: cannot be auto together "
+     "with a weight of 0; got auto and 0. Give two numbers."),
     ("--train_batch_size 1", "--train_batch_size: must be at least 2 with --loss_type kto, whose reference point pairs "
      "each prompt with another row's completion; got 1. Raise it, or take --loss_type apo_zero_unpaired."),
     ("--train_batch_size 1 --loss_type kto_humanline", "--train_batch_size: must be at least 2 with --loss_type "
@@ -319,9 +322,11 @@ SENTENCES = [
     ("--sft_loss_coef -1", "--sft_loss_coef: must be a number, 0 or more; got '-1'. Correct it, or leave it out."),
     ("--humanline_low 0", "--humanline_low: must be a number, at least -100 and below 0; got '0'. Correct it, "
      "or leave it out."),
-    ("--humanline_high 2", "--humanline_high: goes with --loss_type kto_humanline; got --loss_type kto. Take that, or "
+    ("--humanline_high 2", "--humanline_high: works only with --loss_type kto_humanline; got --loss_type kto. Take "
+     "that, or "
      "leave it out."),
-    ("--humanline_low -2 --loss_type bco", "--humanline_low: goes with --loss_type kto_humanline; got --loss_type bco. "
+    ("--humanline_low -2 --loss_type bco", "--humanline_low: works only with --loss_type kto_humanline; got "
+     "--loss_type bco. "
      "Take that, or leave it out."),
     ("--weight_key label", "--weight_key: must name another field than --label_key; got 'label' for both. Name the "
      "field with the weights."),
@@ -390,7 +395,7 @@ def test_bounds_of_a_tokens_log_ratio_are_read_with_their_sign():
 FILES = [
     ("beta: [1", "run.yaml:1: must be YAML; got an error there: expected ',' or ']', but got '<stream end>'. "
      "Correct the line."),
-    ("beta: 1\nseed: 2\nbeta: 3", "run.yaml:3: a key may stand once; got 'beta' again. Keep one of the two."),
+    ("beta: 1\nseed: 2\nbeta: 3", "run.yaml:3: a key may be given only once; got 'beta' again. Keep one of the two."),
     ("- a\n- b", "run.yaml: must hold lines of the form 'name: value'; got a list. See configs/ for examples."),
     ("", "run.yaml: must hold lines of the form 'name: value'; got nothing. See configs/ for examples."),
     ("beta", "run.yaml: must hold lines of the form 'name: value'; got plain text. See configs/ for examples."),

@@ -37,11 +37,12 @@ def test_the_flags_of_openrlhf_and_peft_are_read():
     [
         (
             "--lora_alpha 32",
-            "--lora_alpha: goes with --lora_rank; got --lora_rank 0. Give a rank, such as 16, or leave it out.",
+            "--lora_alpha: works only with --lora_rank; got --lora_rank 0. Give a rank, such as 16, or leave it out.",
         ),
         (
             "--target_modules q v",
-            "--target_modules: goes with --lora_rank; got --lora_rank 0. Give a rank, such as 16, or leave it out.",
+            "--target_modules: works only with --lora_rank; got --lora_rank 0. Give a rank, such as 16, or leave it "
+            "out.",
         ),
         (
             "--lora_rank 8 --lora_dropout 1",

@@ -282,14 +282,14 @@ TABLE = [{"prompt": "Is ice warm?", "completion": "No.", "label": True}, {"promp
 )
 def test_a_table_by_its_columns_is_no_row(table):
     assert error_of(table) == (
-        f"f:0: a record must be one row; got a whole table by its columns, '{', '.join(table)}'. Write a row an "
-        "object; pandas does with to_json(FILE, orient='records', lines=True)."
+        f"f:0: a record must be one row; got a whole table by its columns, '{', '.join(table)}'. Write one object per "
+        "row, as pandas does with to_json(FILE, orient='records', lines=True)."
     )
 
 
 def test_an_object_of_splits_is_no_row():
     assert error_of({"train": TABLE, "test": []}) == (
-        "f:0: a record must be one row; got the splits train, test. Write each into a file of its own, as jq -c "
+        "f:0: a record must be one row; got the splits train, test. Write each split into its own file, as jq -c "
         "'.train[]' FILE does."
     )
 

@@ -75,7 +75,7 @@ def test_a_second_convention_is_an_error_that_names_the_first(values, first):
     with pytest.raises(BadRow) as caught:
         reader.read("f:9", values[-1])
     assert str(caught.value) == (
-        f"f:9: labels of one file must keep one convention ({first}); got {values[-1]!r}."
+        f"f:9: labels of one file must follow one convention ({first}); got {values[-1]!r}."
         " Write all labels of the file in one way, or pass --on_bad_rows skip to leave such rows out."
     )
 

@@ -115,7 +115,7 @@ def test_members_that_arrow_adds_to_message_structs_are_dropped(tmp_path):
         ('{"a": ' + "1" * 5000 + "}", "a number with too many digits"),
     ],
 )
-def test_a_broken_line_is_one_bad_row_and_reading_goes_on(tmp_path, line, says):
+def test_a_broken_line_is_one_bad_row_and_reading_continues(tmp_path, line, says):
     path = write(tmp_path / "a.jsonl", '{"a": 0}\n' + line + '\n{"a": 2}\n')
     records = read(path)
     assert [value for _, value in records if not isinstance(value, BadRow)] == [{"a": 0}, {"a": 2}]
@@ -342,8 +342,8 @@ def test_a_file_that_is_not_what_its_name_says_is_named_by_what_it_is(tmp_path, 
 def test_line_ends_of_old_macs_are_named_and_rows_of_empty_cells_are_none(tmp_path):
     path = write(tmp_path / "mac.csv", "prompt,label\ra,1\r")
     assert error_of(path) == (
-        f"{path}:1: its lines must end as lines do today; got line ends of old Macs (\\r). "
-        "Save it with the usual ones, as tr '\\r' '\\n' does."
+        f"{path}:1: its lines must end with a line feed; got line ends of old Macs (\\r). "
+        "Save it with line feeds, as tr '\\r' '\\n' does."
     )
     path = write(tmp_path / "excel.csv", "prompt,label\r\na,1\r\n,\r\n,\r\n")
     assert [record for _, record in read(path)] == [{"prompt": "a", "label": "1"}]

@@ -251,7 +251,7 @@ def test_a_conversation_needs_an_answer_and_a_prompt():
     assert "the last message of messages must be the assistant's; got the role user." in error_of(
         {"messages": [USER], "label": True}
     )
-    assert "messages must hold a prompt before the assistant's messages; got assistant messages alone." in error_of(
+    assert "messages must hold a prompt before the assistant's messages; got only assistant messages." in error_of(
         {"messages": [ANSWER], "label": True}
     )
 

@@ -182,7 +182,9 @@ def test_where_the_template_differs_the_common_text_is_the_prompt(content):
 
 def test_a_template_that_changes_the_prompt_when_answered_is_refused():
     template = "{{ messages | length }}" + CHAT_TEMPLATE
-    with pytest.raises(BadRow, match="the chat template must render the prompt alike with and without the answer; got"):
+    with pytest.raises(
+        BadRow, match="the chat template must render the prompt the same with and without the answer; got"
+    ):
         tokenize(byte_tokenizer(chat_template=template), USER, ANSWER)
 
 
@@ -217,7 +219,7 @@ def test_a_turn_that_the_template_renders_otherwise_once_others_follow_is_found_
 
 def test_several_messages_in_another_order_are_refused():
     template = "{% for m in messages | reverse %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>{% endfor %}"
-    with pytest.raises(BadRow, match="the chat template must render the prompt alike with and without the answer"):
+    with pytest.raises(BadRow, match="the chat template must render the prompt the same with and without the answer"):
         tokenize(byte_tokenizer(chat_template=template), USER, TOOL_USE)
 
 

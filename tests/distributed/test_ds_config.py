@@ -113,7 +113,7 @@ def test_what_contradicts_the_run_is_refused_by_key(tmp_path, user, sentence):
          "Correct it."),
         ("[1]", "ds.json: must be a JSON object; got list. Write {...} around its keys."),
         ("[" * 100_000, "ds.json: must be JSON; got text that JSON cannot hold. Correct it."),
-        ('{"bf16": {"enabled": true, "enabled": true}}', 'ds.json: a key may stand once; got "enabled" twice. '
+        ('{"bf16": {"enabled": true, "enabled": true}}', 'ds.json: a key may be given only once; got "enabled" twice. '
          "Keep one of the two."),
         ({"zero_optimization": 3}, "ds.json: zero_optimization: must be an object; got 3. Correct it, or take it out "
          "of the file."),

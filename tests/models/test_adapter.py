@@ -98,10 +98,10 @@ def test_an_adapters_configuration_and_tokenizer_are_its_bases(folder):
         ({"base_model_name_or_path": None}, "adapter_config.json must name the base model; got none."),
         ({"peft_type": "IA3"}, "must be a LoRA adapter; got IA3. Name one that is."),
         ({"peft_type": "of tomorrow"}, "cannot read adapter_config.json"),
-        ({"bias": "all"}, "the adapter must leave biases alone; got bias 'all'."),
+        ({"bias": "all"}, "the adapter must not change biases; got bias 'all'."),
         (
             {"init_lora_weights": "pissa"},
-            "the adapter must leave its base model alone; got one made by pissa, which changes it.",
+            "the adapter must not change its base model; got one made by pissa, which changes it.",
         ),
         ({"r": 5}, "cannot load the adapter on "),
         ({"target_modules": ["q_proj"]}, "the adapter's weights must be those of its configuration on "),

@@ -171,7 +171,7 @@ def test_a_head_that_does_something_unknown_is_refused():
 def test_a_model_whose_tokens_see_what_follows_is_refused():
     settings = dict(GEMMA, use_bidirectional_attention=True)
     model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**settings))
-    with pytest.raises(ConfigError, match="each token must see what came before it alone; got Gemma3ForCausalLM"):
+    with pytest.raises(ConfigError, match="each token must see only what came before it; got Gemma3ForCausalLM"):
         Actor(model)
 
 

@@ -140,7 +140,7 @@ def test_what_an_adapter_on_experts_does_not_go_with_is_one_sentence(flag, value
 
 
 @pytest.mark.parametrize("kind", ["glm4_moe", "mixtral", "gpt_oss"])
-def test_an_adapter_on_experts_computes_loads_goes_on_and_merges_as_peft_has_it(tmp_path, kind):
+def test_an_adapter_on_experts_computes_loads_resumes_and_merges_as_peft_has_it(tmp_path, kind):
     moe(kind).save_pretrained(tmp_path / "base")
     lora = LoraConfig(lora_rank=2, target_modules=USUAL)
     actor = Actor(str(tmp_path / "base"), lora=lora, gradient_checkpointing=True)

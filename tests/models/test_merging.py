@@ -90,7 +90,7 @@ def test_a_merged_model_that_computes_something_else_is_refused_and_takes_no_pla
     base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.detach() * 1e-6)
     base.config.tie_word_embeddings = False
     base.save_pretrained(tmp_path / "base")
-    with pytest.raises(ConfigError, match="the merged model must compute what base and adapter do together; got nan"):
+    with pytest.raises(ConfigError, match="the merged model must compute the same as base model and adapter; got nan"):
         merge_adapter(str(tmp_path / "adapter"), byte_tokenizer(), tmp_path / "whole", "fp16")
     assert list((tmp_path / "whole").iterdir()) == []
     merge_adapter(str(tmp_path / "adapter"), byte_tokenizer(), tmp_path / "whole", "bf16")

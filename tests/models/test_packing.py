@@ -101,7 +101,7 @@ def test_capped_scores_are_refused():
         packed_attention(nn.Module(), query, query, query, None, softcap=3.0)
 
 
-def test_positions_begin_anew_in_each_row():
+def test_positions_begin_again_in_each_row():
     ids, attention, _ = right_padded_batch()
     packed = pack(ids, attention, attention.flatten().nonzero()[:, 0])
     assert packed.position_ids.tolist() == [[*range(20), *range(13), *range(6)]]

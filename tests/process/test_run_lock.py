@@ -51,7 +51,8 @@ def test_a_folder_that_a_living_run_holds_is_refused_with_its_host_process_and_j
     process.wait()
     host = os.uname().nodename
     assert str(refused.value).startswith(
-        f"--save_path: a folder takes one run at a time; got {tmp_path}, where another one runs (process {process.pid} "
+        f"--save_path: a folder takes one run at a time; got {tmp_path}, where another run is active (process "
+        f"{process.pid} "
         f"on {host}, SLURM job 4711, since "
     )
 

@@ -262,7 +262,7 @@ def test_a_stall_that_lasts_ends_the_process_with_the_status_of_a_stop(watch, en
     dog.beat()
     dog.phase("step 7")
     clock.now += 1800 + 5399
-    wait_for_words(capfd, "If that goes on, the run ends in 90 min (--stall_end_minutes).")
+    wait_for_words(capfd, "If this lasts, the run ends in 90 min (--stall_end_minutes).")
     time.sleep(0.1)
     capfd.readouterr()
     assert ended == []
@@ -282,7 +282,7 @@ def test_start_up_and_a_limit_of_0_end_nothing(watch, ended, capfd, more):
     if not in_start_up:
         dog.beat()
     clock.now += 1e6
-    wait_for_words(capfd, "The run goes on waiting.")
+    wait_for_words(capfd, "The run keeps waiting.")
     time.sleep(0.1)
     assert ended == []
 
@@ -308,8 +308,7 @@ def test_a_rank_that_was_asked_to_stop_and_waits_says_so_and_then_ends(watch, en
     time.sleep(0.2)
     clock.now += 31
     assert wait_for_words(capfd, "without a new checkpoint.\n") == (
-        "rank 1: SIGTERM: still in: step 7, where nothing moves: it waits for another rank or a disk. If that goes on, "
-        "this process ends in 269 s, without a new checkpoint.\n"
+        "rank 1: SIGTERM: still in: step 7, where nothing moves: it waits for another rank or a disk. If this lasts, this process ends in 269 s, without a new checkpoint.\n"
     )
     dog.phase("saving a checkpoint at step 7", is_saving=True)
     clock.now += 400

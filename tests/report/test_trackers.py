@@ -92,7 +92,7 @@ def test_a_full_disk_gives_one_warning_and_no_error(tmp_path, caplog):
         trackers.log("train", step, {"loss": 0.5})
     trackers.close()
     assert [record.message for record in caplog.records] == [
-        "metrics.jsonl: a line was lost (No space left on device); training goes on."
+        "metrics.jsonl: a line was lost (No space left on device); training continues."
     ]
 
 
@@ -128,7 +128,7 @@ def test_a_tracker_that_raises_is_off_after_one_warning(tmp_path, caplog):
         time.sleep(0.01)
     trackers.close()
     assert [record.message for record in caplog.records] == [
-        "broken: is off from here on (RuntimeError: no network); training goes on."
+        "broken: is switched off (RuntimeError: no network); training continues."
     ]
     assert len(lines_of(tmp_path)) == len(other.lines) == 5
 
@@ -157,7 +157,7 @@ def test_a_tracker_that_hangs_costs_training_nothing(tmp_path, caplog):
     assert len(lines_of(tmp_path)) == QUEUE_LINES + 99
     assert [record.message for record in caplog.records] == [
         "hung: does not keep up; values are left out there, not in metrics.jsonl.",
-        "hung: did not finish in time; its last values are in metrics.jsonl alone.",
+        "hung: did not finish in time; its last values are only in metrics.jsonl.",
     ]
 
 

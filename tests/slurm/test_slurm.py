@@ -100,7 +100,7 @@ def whole(cluster, place):
 
 
 @pytest.mark.parametrize("command", [("scontrol", "requeue"), ("scancel", "--signal=USR1")], ids=["preempted", "USR1"])
-def test_an_interrupted_job_goes_on_and_ends_as_if_it_had_not_been(cluster, place, whole, command):
+def test_an_interrupted_job_resumes_and_ends_as_if_it_had_not_been(cluster, place, whole, command):
     job = Job(cluster, place, f"{command[0]}ed")
     done = job.interrupt(*command)
     assert 5 <= done < STEPS

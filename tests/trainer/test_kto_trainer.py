@@ -117,7 +117,7 @@ def test_the_schedule_spans_the_run_and_a_stop_leaves_it_alone(tmp_path):
     assert summary["step"] == 3
 
 
-def test_training_goes_on_after_consumed_samples(tmp_path):
+def test_training_resumes_after_consumed_samples(tmp_path):
     run_train(1, tmp_path / "whole", steps=4)
     run_train(1, tmp_path / "rest", steps=4, consumed_samples=5)
     assert [line["step"] for line in lines(tmp_path / "rest", "train")] == [3, 4]

@@ -192,7 +192,7 @@ def test_a_resumed_run_is_bit_equal(way, zero_stage, tmp_path):
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
 
 
-def test_a_run_goes_on_where_weights_and_tokens_are_shared_otherwise(tmp_path):
+def test_a_run_resumes_with_other_tensor_and_sequence_parallel_sizes(tmp_path):
     whole = run(tmp_path, "whole", (1, 2, None, ALONE))
     places = [(2, 0, SPLIT), (1, 3, ALONE), (2, 3, SPLIT), (2, 2, SHARED)]
     for i, (before, after) in enumerate(zip(places, [*places[1:], *places[:1]], strict=True)):
@@ -212,7 +212,7 @@ def with_dropout(folder, stop, way):
 
 
 @WAYS
-def test_dropout_in_an_adapter_goes_on_and_leaves_all_ranks_the_same_weights(way, tmp_path):
+def test_dropout_in_an_adapter_resumes_and_leaves_all_ranks_the_same_weights(way, tmp_path):
     whole, first = run_ranks(with_dropout, 2, tmp_path, tmp_path / "whole", None, way)[0]
     run_ranks(with_dropout, 2, tmp_path, tmp_path / "cut", 3, way)
     (cut, own), (_, other) = run_ranks(with_dropout, 2, tmp_path, tmp_path / "cut", None, way)

@@ -130,7 +130,7 @@ def test_a_signal_to_one_rank_ends_the_filling_on_all_and_loses_nothing(tmp_path
     assert first == second
     said, forwards, kept = first
     assert said == (
-        f"SIGTERM on rank 1: the reference's cache is not full yet; what is computed is kept in {tmp_path}/ref. "
+        f"SIGTERM on rank 1: the reference's cache is not complete yet; what was computed is kept in {tmp_path}/ref. "
         "Start the same command again."
     )
     assert forwards == 16  # two exchanges of eight

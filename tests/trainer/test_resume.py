@@ -40,7 +40,7 @@ def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(tmp_path, zero_stag
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine_with_restarts", "warmup_stable_decay"])
-def test_every_schedule_goes_on_where_it_was(tmp_path, schedule):
+def test_every_schedule_resumes_where_it_was(tmp_path, schedule):
     train_in_starts(tmp_path, "whole", (1, 0, None), schedule=schedule)
     train_in_starts(tmp_path, "cut", (1, 0, 2), (1, 0, None), schedule=schedule)
     rates = [line.get("learning_rate") for line in records(tmp_path / "cut")]
@@ -48,7 +48,7 @@ def test_every_schedule_goes_on_where_it_was(tmp_path, schedule):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_goes_on_exactly_too(tmp_path, precision):
+def test_half_precision_resumes_exactly_too(tmp_path, precision):
     whole = run_ranks(start_in_half, 2, tmp_path, tmp_path / "whole", None, precision)[0]
     run_ranks(start_in_half, 2, tmp_path, tmp_path / "cut", 3, precision)
     cut = run_ranks(start_in_half, 2, tmp_path, tmp_path / "cut", None, precision)[0]
@@ -71,7 +71,7 @@ def loss_scale_after_resume(folder):
     return scaler.cur_scale, scaler.cur_iter
 
 
-def test_the_loss_scale_and_its_count_go_on_too(tmp_path):
+def test_the_loss_scale_and_its_count_are_resumed_too(tmp_path):
     assert run_ranks(loss_scale_after_resume, 1, tmp_path, tmp_path / "a")[0] == (128.0, 3)
 
 
@@ -82,7 +82,7 @@ def start_in_half(folder, stop, precision):
     return start(folder, 2, {"stop_after_steps": stop}, {"param_dtype": precision})
 
 
-def test_the_random_generators_go_on_where_they_were():
+def test_the_random_generators_resume_where_they_were():
     state = rng_state(torch.device("cpu"))
 
     def draw():
@@ -107,7 +107,7 @@ MOVES = list(zip(PLACES, [*PLACES[3:], *PLACES[:3]], strict=True))
 
 # The first moves are from two ranks to one and back, into and out of ZeRO 3.
 @pytest.mark.parametrize("moves", [MOVES[:4], pytest.param(MOVES[4:], marks=pytest.mark.slow)], ids=["some", "others"])
-def test_a_run_goes_on_with_other_ranks_other_stages_and_other_micro_batches(tmp_path, moves):
+def test_a_run_resumes_with_other_ranks_other_stages_and_other_micro_batches(tmp_path, moves):
     whole = train_in_starts(tmp_path, "whole", (2, 2, None))
     for before, after in moves:
         folder = f"{before}-{after}"
@@ -325,7 +325,7 @@ def test_where_no_checkpoint_is_complete_nothing_starts(tmp_path):
     assert said == (
         f"--load_checkpoint: no checkpoint in {tmp_path / 'a/checkpoints'} is complete; the newest, "
         f"{tmp_path / 'a/checkpoints/global_step2'}: is not complete: manifest.json is missing. Leave "
-        "--load_checkpoint out to start anew; these are then kept aside."
+        "--load_checkpoint out to start from the beginning; these are then kept aside."
     )
 
 
@@ -364,7 +364,10 @@ def test_a_path_is_demanded(tmp_path):
 def counted_twice(folder):
     start(folder, 0, {"stop_after_steps": 2})
     trainer, _ = prepared(0)
-    with pytest.raises(ConfigError, match="consumed_samples: is known to a checkpoint; got 16"):
+    with pytest.raises(
+        ConfigError,
+        match="consumed_samples: must not be given with load_checkpoint, since a checkpoint has its own; got 16",
+    ):
         trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True), consumed_samples=16)
 
 

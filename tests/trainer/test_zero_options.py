@@ -131,7 +131,7 @@ def test_checkpoints_go_in_and_out_of_offload_to_the_last_bit(tmp_path, zero_sta
     assert worst(whole, trained(tmp_path, "cut", *starts)) == 0.0
 
 
-def test_an_offloaded_checkpoint_goes_on_at_another_stage_on_another_number_of_ranks(tmp_path):
+def test_an_offloaded_checkpoint_resumes_at_another_stage_on_another_number_of_ranks(tmp_path):
     whole = trained(tmp_path, "whole", (1, 0, ZeroOptions(), None))
     cut = trained(tmp_path, "cut", (2, 3, OFFLOADED, 3), (1, 2, ZeroOptions(adam_offload=True), None))
     assert worst(whole, cut) < 1e-6
@@ -205,7 +205,7 @@ def with_cpu_adam(folder, zero_stage, stop):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
-def test_deepspeeds_adam_for_processors_goes_on_to_the_last_bit_and_updates_as_torchs(tmp_path, zero_stage):
+def test_deepspeeds_cpu_adam_resumes_to_the_last_bit_and_updates_as_torchs(tmp_path, zero_stage):
     problem = problem_with_cpu_adam()  # builds the op, for a minute or two
     if problem:
         pytest.skip(f"DeepSpeed's cpu_adam: {problem}")
