@@ -78,13 +78,13 @@ def test_a_cache_or_an_adapter_serves_as_the_reference(place, way, more):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ([*SEQUENCE, *TENSOR], "--sequence_parallel_size: goes without --tensor_parallel_size"),
-        ([*TENSOR, "--lora_rank", "4", "--use_dora"], "--use_dora: goes without --tensor_parallel_size"),
+        ([*SEQUENCE, *TENSOR], "--sequence_parallel_size: cannot be combined with --tensor_parallel_size"),
+        ([*TENSOR, "--lora_rank", "4", "--use_dora"], "--use_dora: cannot be combined with --tensor_parallel_size"),
         ([*TENSOR, "--zero_stage", "3", "--zpg", "2"], "--zpg: has not been tried with --tensor_parallel_size"),
         ([*SEQUENCE, "--torch_compile"], "--torch_compile: has not been tried with --sequence_p"),
         (
             [*TENSOR, "--gradient_checkpointing", "selective"],
-            "--gradient_checkpointing: goes whole with --tensor_paral",
+            "--gradient_checkpointing: must not be selective with --tensor_paral",
         ),
         (["--tensor_parallel_size", "4"], "must divide the model's 2 key-value heads; got 4. Take a number that does."),
         (["--sequence_parallel_size", "3"], "must divide the model's 4 attention heads; got 3. Take a number that"),

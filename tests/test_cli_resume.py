@@ -116,7 +116,7 @@ def test_a_run_that_resumed_from_a_path_resumes_from_where_it_is_now(place, comm
 def test_where_no_checkpoint_is_found_the_folder_is_named(place, command):
     argv = [*command, "--ckpt_path", f"{place}/mistyped", "--max_steps", "1"]
     ((_, said),) = run_ranks(run_to_status, 1, place, argv)
-    assert f"--load_checkpoint: no checkpoint is in {place}/mistyped yet; the run starts from the beginning" in said
+    assert f"--load_checkpoint: no checkpoint in {place}/mistyped yet; the run starts from the beginning" in said
 
 
 def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place, command):

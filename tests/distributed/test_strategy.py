@@ -268,7 +268,7 @@ def start_in_float16():
 
 def test_a_dtype_that_the_device_lacks_is_refused(tmp_path):
     (message,) = run_ranks(start_in_float16, 1, tmp_path)
-    assert message == "--param_dtype: this device does not compute in fp16. Pass --param_dtype fp32."
+    assert message == "--param_dtype: the device must support fp16; got one that does not. Pass --param_dtype fp32."
 
 
 def test_float16_without_a_zero_stage_is_refused():

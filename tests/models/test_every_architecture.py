@@ -45,7 +45,7 @@ REFUSED = [
     ("cpmant", {}, "each token must be predicted from those before it"),
     ("dory", {}, "the model must have a body and a linear head"),
     ("electra", {}, "each token must be predicted from those before it"),
-    ("gemma3_text", {"use_bidirectional_attention": True}, "each token must see what came before it"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "each token must see only what came before it"),
     ("rembert", {"is_decoder": True}, "the log-probabilities must follow from the model's own logits"),
     ("xlnet", {}, "each token must be predicted from those before it"),
 ]

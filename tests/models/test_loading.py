@@ -71,7 +71,7 @@ def test_encoder_decoders_and_models_that_see_are_refused(tmp_path):
     transformers.T5Config().save_pretrained(tmp_path)
     assert "got t5, which has an encoder" in refusal(load_config, str(tmp_path))
     transformers.Gemma3Config().save_pretrained(tmp_path)
-    assert "must be for text alone; got gemma3 with a vision part. Write its text model out" in refusal(
+    assert "must be for text only; got gemma3 with a vision part. Write its text model out" in refusal(
         load_config, str(tmp_path)
     )
 

@@ -308,7 +308,8 @@ def test_a_rank_that_was_asked_to_stop_and_waits_says_so_and_then_ends(watch, en
     time.sleep(0.2)
     clock.now += 31
     assert wait_for_words(capfd, "without a new checkpoint.\n") == (
-        "rank 1: SIGTERM: still in: step 7, where nothing moves: it waits for another rank or a disk. If this lasts, this process ends in 269 s, without a new checkpoint.\n"
+        "rank 1: SIGTERM: still in: step 7, where nothing moves: it waits for another rank or a disk. "
+        "If this lasts, this process ends in 269 s, without a new checkpoint.\n"
     )
     dog.phase("saving a checkpoint at step 7", is_saving=True)
     clock.now += 400

@@ -222,7 +222,7 @@ def test_wandb_works_offline_and_its_key_is_in_no_file(tmp_path):
     done = run_wandb(tmp_path, WANDB_MODE="offline", WANDB_API_KEY=key, HF_TOKEN="hf_SECRET123")
     # Every start of a run goes on under the run's own id.
     assert list((tmp_path / "out" / "wandb").glob("offline-run-*-a1b2c3d4/run-a1b2c3d4.wandb")), done.stderr
-    assert "is off from here on" not in done.stderr
+    assert "is switched off" not in done.stderr
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         content = path.read_bytes()
         assert key.encode() not in content, path
@@ -232,6 +232,6 @@ def test_wandb_works_offline_and_its_key_is_in_no_file(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
 def test_wandb_without_a_key_is_off_and_never_asks_for_one(tmp_path):
     done = run_wandb(tmp_path)
-    assert done.stderr.count("W&B: is off from here on") == 1
+    assert done.stderr.count("W&B: is switched off") == 1
     assert "set WANDB_API_KEY or run `wandb login`" in done.stderr
     assert len(lines_of(tmp_path / "out")) == 3
