@@ -1,4 +1,4 @@
-"""What is done with files in more than one place: read in blocks, hashed, put on the disk past all caches.
+"""File helpers used in several places: reading in blocks, hashing, flushing to disk.
 
 What is written under another name first has one that says who writes it (`scratch_name`), so that a later start can
 tell what a killed writer left (`delete_leftovers`).

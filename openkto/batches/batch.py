@@ -1,4 +1,4 @@
-"""Which rows make a step: pure functions of known numbers.
+"""Which rows make up a step, as pure functions of seed, epoch and sizes.
 
 Every rank calls these with the same arguments and gets the same answer, so nobody has to talk.
 

@@ -1,4 +1,4 @@
-"""Every (prompt, completion) pair that a run will ask its reference about, known before it starts.
+"""All (prompt, completion) pairs whose reference log-probabilities a run needs, known before it starts.
 
 Order and pairing are functions of (seed, epoch), so nothing has to be trained to know them.
 

@@ -1,4 +1,4 @@
-"""How a command makes its parts of the configuration: models' names, tokenizer, strategy, actors, loaders, trainer."""
+"""Builds a command's parts from the configuration: models' names, tokenizer, strategy, actors, loaders, trainer."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`--check` and `--preview`: what a careful reader of all files would say, on one screen, without a model's weights."""
+"""`--check` and `--preview`: checks the configuration and the data, without loading a model's weights."""
 
 import logging
 import os

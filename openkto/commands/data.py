@@ -1,4 +1,4 @@
-"""The data of a command: sets from the configuration, made once a node, with what there is to say about them."""
+"""The data sets of a command: prepared once per node, with log lines and warnings about them."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The folders that a command writes into: made, locked, and never another run's unless that is asked for."""
+"""The folders that a command writes to: created, locked, and not another run's unless --overwrite is given."""
 
 import logging
 import os

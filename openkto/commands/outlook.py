@@ -1,4 +1,4 @@
-"""What a run will amount to, said before it starts: its steps, and a warning where they cannot teach the model much."""
+"""Describes a run before it starts: its tokens and steps, and a warning if it is too short to teach the model much."""
 
 import logging
 import math

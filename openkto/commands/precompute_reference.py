@@ -1,4 +1,4 @@
-"""`openkto precompute_reference`, `cli/precompute_reference.py`: the reference's log-probabilities of a run to come."""
+"""`openkto precompute_reference`, `cli/precompute_reference.py`: fills the reference cache."""
 
 import logging
 import os

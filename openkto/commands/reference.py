@@ -1,4 +1,4 @@
-"""What a training command does about its reference before it loads the policy: use the cache of it, or fill it."""
+"""Uses or fills the reference cache before a training command loads the policy."""
 
 import hashlib
 import json

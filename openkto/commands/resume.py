@@ -1,4 +1,4 @@
-"""What a training command asks of its checkpoints before it loads a model."""
+"""What a training command reads from its checkpoints before it loads a model."""
 
 import datetime
 import logging

@@ -1,4 +1,4 @@
-"""The rules between settings, all checked before any model loads; a setting's own range stands beside it in config."""
+"""The rules between settings, checked before any model loads. A setting's own range is part of its definition."""
 
 from __future__ import annotations
 

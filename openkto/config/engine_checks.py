@@ -1,4 +1,4 @@
-"""The rules between the settings of the engine: ZeRO, offload, precision, recomputation, compilers, sharing."""
+"""The rules between the settings of the engine: ZeRO, offload, precision, checkpointing, compilers, parallelism."""
 
 from __future__ import annotations
 

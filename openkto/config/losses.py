@@ -1,4 +1,4 @@
-"""What is known of each objective beside its formula, which openkto/models/loss.py has."""
+"""Facts about each loss; the formulas are in openkto/models/loss.py."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What is known of a setting beside its type and default."""
+"""The help text, unit, range and other facts of a setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of what a run leaves: the model, its records, checkpoints."""
+"""Settings of a run's output: the model, records, checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run: all sections, by flat names, as YAML, and what follows from several settings."""
+"""A whole run: all sections, their settings by flat names, YAML, and values that depend on several settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count the texts that are labelled both ways: a user who changed the thumb, or two who disagree. They cancel."""
+"""Count the texts that have both labels: users changed their mind or disagree. Such rows cancel each other."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a file is that is not what its name says, by its first bytes: said before a reader stumbles over it."""
+"""Recognise, by its first bytes, a file that is not what its name says, before a reader opens it."""
 
 from openkto.data.problems import data_error
 from openkto.data.readers import TEXT_CONTAINERS

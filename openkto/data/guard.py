@@ -1,4 +1,4 @@
-"""What a row says must be in its text: content, reasoning and tool calls; left out tools and arguments are noted."""
+"""Check that a row's content, reasoning and tool calls are in its rendered text; note missing tools and arguments."""
 
 import json
 import re

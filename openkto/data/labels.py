@@ -1,4 +1,4 @@
-"""Read labels: desirable, undesirable, or left out, in one convention a file.
+"""Read labels: desirable, undesirable, or left out, in one convention per file.
 
 A file that writes labels in two ways (true and 0, or 0 and -1) has been put together from two sources, and what its
 values mean would be a guess; so the first value of a second convention is an error that names the first. --label_map

@@ -1,4 +1,4 @@
-"""The name under which users of the library have imported the loader."""
+"""The old import path of the loader, kept for users of the library."""
 
 from openkto.batches.loader import KTODataLoader
 

@@ -1,4 +1,4 @@
-"""A JSON object that is a whole table and no row: said by its form, not by the fields that it lacks."""
+"""Recognise a JSON object that is a whole table instead of a row, for a clear error."""
 
 from openkto.data.problems import BadRow, shorten
 

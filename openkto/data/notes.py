@@ -1,4 +1,4 @@
-"""What may be special about a row that is kept, and the sentence in which the rows of a kind are counted and said."""
+"""Notes about rows that are kept, and the sentences in which they are counted and logged."""
 
 from typing import Literal
 

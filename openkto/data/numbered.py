@@ -1,4 +1,4 @@
-"""A source's records as rows with their numbers: one way of counting, for training and for whoever names a row."""
+"""Number a source's rows, in one way for training and for messages that name a row."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""How the data layer speaks of what is wrong, "place: rule; got value. Cure.", and of what it recognised."""
+"""The form of the data layer's errors, "place: rule; got value. Cure.", and of what it recognised."""
 
 import reprlib
 

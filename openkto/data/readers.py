@@ -1,4 +1,4 @@
-"""Which reader serves which file: one function a container, each a generator.
+"""Which reader opens which file: one generator function per file format.
 
 A reader yields (place, value) and adds to the findings what it recognised. The value is the decoded record, or a
 `BadRow` where only this record is unreadable. What makes the rest of the file unreadable (encoding, a broken array or

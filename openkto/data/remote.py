@@ -1,4 +1,4 @@
-"""Files that lie elsewhere (https://, s3://, hf://, zip://...), fetched once by their address and read as local ones.
+"""Remote files (https://, s3://, hf://, zip://...), fetched once by their address and read as local ones.
 
 A copy's name holds the address and what says that the file there is still the same: its ETag or time, and its size.
 So a file that has changed is fetched again, and each start asks no more than that. All but http goes through fsspec.

@@ -1,4 +1,4 @@
-"""What became of the rows, and what a run says of it."""
+"""Counts of what happened to the rows, and their log lines."""
 
 import logging
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Rows by their numbers, as a person reads them: what stands in the files, before any template."""
+"""The texts of rows by their numbers, as they are in the files, before any chat template."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The shapes in which feedback tools export rows: a table to add to. docs/feedback_tools.md says how to export them.
+"""The shapes of the rows that feedback tools export: a table to extend. docs/feedback_tools.md says how to export them.
 
 A path's `*` stands for the members of a list or object: all of them must say the same.
 """

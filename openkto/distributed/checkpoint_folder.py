@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: which are complete, which is newest, which have to go.
+"""The folder of a run's checkpoints: which are complete, which is newest, which are to be deleted.
 
     global_step12/          DeepSpeed's files, state.json, arrays.safetensors and, as the last one, manifest.json
     global_step12_hf/       the same weights as a Hugging Face folder, with --save_hf_ckpt

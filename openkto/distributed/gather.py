@@ -1,4 +1,4 @@
-"""Whole weights, at every ZeRO stage and however ranks share them, on rank 0's CPU; and all ranks' lines of numbers."""
+"""Gathers whole weights on rank 0's CPU, at every ZeRO stage and parallelism, and rows of numbers from all ranks."""
 
 import deepspeed
 import numpy as np

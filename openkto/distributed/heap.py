@@ -1,4 +1,4 @@
-"""The C library's heap, where tensors on a CPU live."""
+"""Returns free pages of the C heap, which holds CPU tensors, to the system."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The files of a checkpoint and the manifest that says what each must be: read so that somebody else's can do no harm.
+"""The files of a checkpoint and their manifest, read so that an untrusted checkpoint can do no harm.
 
 A name in a manifest is one that a checkpoint of ours can have, and stands for a regular file in the checkpoint's own
 folder: no path leads out of it, and nothing is opened that could run, hang or never end.

@@ -1,4 +1,4 @@
-"""What ZeRO-3 asks of whoever loads a model, calls it without its engine, or lets go of it."""
+"""Helpers for ZeRO 3: loading a sharded model, calling it without its engine, freeing it."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""state.json of a checkpoint: where its run stood, compared with what a run of ours can have written."""
+"""state.json of a checkpoint: the state of its run, checked when it is read."""
 
 import re
 from pathlib import Path

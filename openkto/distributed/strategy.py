@@ -1,4 +1,4 @@
-"""DeepspeedStrategy: the one door to DeepSpeed and to collectives.
+"""DeepspeedStrategy: the only class that calls DeepSpeed's engine and collectives.
 
 Shapes:  L = rows on this rank, N = rows on all ranks.
 """

@@ -1,4 +1,4 @@
-"""How ZeRO shards, moves and packs a run: which keys of DeepSpeed's configuration follow from which flag.
+"""ZeRO settings: which flag sets which keys of DeepSpeed's configuration.
 
 None of it changes what a step computes, but for the two that quantize what is sent.
 Source: ZeRO (arXiv:1910.02054), ZeRO-Offload (2101.06840), ZeRO-Infinity (2104.07857), ZeRO++ (2306.10209); DeepSpeed

@@ -1,4 +1,4 @@
-"""A short forward before training, compared with the model as it was loaded: an unknown model may have ways of its own.
+"""A short forward pass before training, compared with the model as it was loaded, to find unsupported models.
 
 What is compared: two rows through the model's own code, each by itself, with the attention that goes by masks and the
 rates that the model came with; and the same rows as the trainer runs them, in one micro-batch. Windows of attention are

@@ -1,4 +1,4 @@
-"""A model without its weights, on the meta device: what its layers are called and how large they are."""
+"""A model without its weights, on the meta device: for the names and sizes of its layers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a mixture-of-experts model deals tokens to experts, read from its layers: configurations name it in many ways.
+"""How a mixture-of-experts model routes tokens to experts, read from its layers: configurations name it in many ways.
 
 transformers keeps a layer's experts in parameters of three dimensions, one expert after the other; other code keeps a
 list of layers. How many of them a token meets, the router or the block around both knows.

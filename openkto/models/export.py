@@ -1,4 +1,4 @@
-"""The trained model as a Hugging Face folder, what was loaded with new weights; or its adapter as peft's.
+"""Writes the trained model as a Hugging Face folder, or its adapter as a peft folder.
 
 Everything is written beside its place and moved there when complete, so a full disk leaves what was there before.
 """

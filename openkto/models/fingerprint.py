@@ -1,4 +1,4 @@
-"""What a model is, as one hash over the files that it is loaded from."""
+"""One hash over the files that a model is loaded from."""
 
 import hashlib
 import json

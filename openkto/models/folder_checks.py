@@ -1,4 +1,4 @@
-"""What a model's folder must be like before a library reads it: strangers made its files."""
+"""Checks of a model's folder before a library reads it, since its files may come from strangers."""
 
 import os
 from pathlib import Path

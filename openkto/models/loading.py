@@ -1,4 +1,4 @@
-"""Loading a causal language model and its tokenizer from a folder or the Hub, and saying what is wrong with them.
+"""Loading a causal language model and its tokenizer from a folder or the Hub, with clear errors.
 
 Sharded loading under ZeRO-3 needs nothing here: it is on while `DeepspeedStrategy.model_loading()` is open.
 """

@@ -1,4 +1,4 @@
-"""The files of a model, or of an adapter, in a folder: which are there, and whether they are whole."""
+"""The files of a model, or of an adapter, in a folder: which are there, and whether they are complete."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""float32 products on a CPU through oneDNN, which is faster at them than MKL, the library that torch takes.
+"""float32 products on a CPU through oneDNN, which is faster for them than MKL, the library that torch uses.
 
 torch's own linear layers use oneDNN only in half precision. `python -m benchmarks.limit` prints the rates of both. The
 gradient of a weight, a product of two transposed matrices, stays torch's.

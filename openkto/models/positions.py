@@ -1,4 +1,4 @@
-"""Rotary positions whose frequencies transformers chooses by the longest row of a forward.
+"""Rotary embeddings whose frequencies depend on the longest row of a forward pass.
 
 Under `longrope` (Phi-3 and later, MiniCPM) there are two sets of frequencies, one for rows up to the length that the
 model was first trained at and one for longer rows. Under `dynamic` (NTK) each length beyond the model's positions has a

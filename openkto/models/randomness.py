@@ -1,4 +1,4 @@
-"""Nothing random in a model: KTO compares a policy with a reference, and noise in either is noise in the reward."""
+"""Turns dropout off: KTO compares a policy with a reference, and noise in either is noise in the reward."""
 
 import types
 from dataclasses import dataclass, field

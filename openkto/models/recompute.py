@@ -1,4 +1,4 @@
-"""Gradient checkpointing: the activations of a decoder layer, all or most of them, are computed again for the backward.
+"""Gradient checkpointing: all or most activations of a decoder layer are recomputed in the backward pass.
 
 Full checkpointing keeps only a layer's input and runs the layer twice. Selective also keeps the results of matrix
 products and of attention, which is where the time goes, and computes only what lies between them again: norms, rotary

@@ -1,4 +1,4 @@
-"""A tokenizer.json as it is, beside what transformers makes of it: its ids within bounds, its parts its own."""
+"""Reads tokenizer.json itself and compares what transformers makes of it: ids within bounds, the same parts."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Puts a report together: one HTML file that holds its data, its plots' script and its style, and asks nobody else."""
+"""Makes a report: one HTML file that holds its data, its plots' script and its style, without external links."""
 
 from dataclasses import dataclass
 from importlib.resources import files

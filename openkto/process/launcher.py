@@ -1,4 +1,4 @@
-"""Lets a rank end when its launcher has died: `kill -9` of torchrun or deepspeed would leave it training."""
+"""Ends a rank when its launcher has died, since after `kill -9` of torchrun or deepspeed the rank would train on."""
 
 import contextlib
 import os

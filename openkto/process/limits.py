@@ -1,4 +1,4 @@
-"""Bounds on what strangers' files make a run do: time, size, and a library that gives up in its own way."""
+"""Limits of time and memory for work on untrusted files, and on libraries that panic."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""What the system says of processes: whether one still runs, when it began, and which launcher started this one.
+"""Facts about processes: whether one still runs, when it started, and which launcher started this one.
 
 Only Linux says so, in /proc; elsewhere nothing is known.
 """

@@ -1,4 +1,4 @@
-"""Says what a run is doing while it starts, and where it hangs, and ends it there: a thread in every rank.
+"""A thread in every rank that logs what a run is doing during start-up and where it hangs, and ends a hanging run.
 
 A rank that hangs in a collective does so because another rank never came, and only that one's stack tells why. No
 channel between ranks is needed to get it: they run in step, so all of them stop making progress within one step, and

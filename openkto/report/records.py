@@ -1,4 +1,4 @@
-"""The files that a run appends to, a JSON object a line: metrics.jsonl, batches.jsonl and rewards.jsonl.
+"""The files that a run appends to, one JSON object per line: metrics.jsonl, batches.jsonl and rewards.jsonl.
 
 When a run starts they are carried on, cut back to a checkpoint's step, or set aside.
 """

@@ -1,4 +1,4 @@
-"""Says once that a run's updates change nothing: rewards that stay exactly 0, or a gradient of 0."""
+"""Warns once if a run's updates change nothing: rewards that stay exactly 0, or a gradient of 0."""
 
 import logging
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What a step leaves that cannot be made: a small JSON file with all that it takes to make it again.
+"""Writes a small JSON file when a step fails, with everything needed to repeat the step.
 
 Shapes:  L = rows on this rank, N = rows in the global batch (all ranks).
 Units:   nats.

@@ -1,4 +1,4 @@
-"""The forwards of a batch that training and evaluation share, and what they give.
+"""The no_grad forward passes of a batch, shared by training and evaluation, and their results.
 
 Shapes:  B = rows in a micro-batch, L = rows on this rank, N = rows in the global batch (all ranks).
 Units:   nats.

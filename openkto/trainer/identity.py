@@ -1,4 +1,4 @@
-"""What must be the same for a run to be resumed, keyed by setting names; the words stand where they are said."""
+"""What must be the same when a run is resumed, keyed by setting names, and the error if it differs."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""What a loader must know of the models that its rows run through, said in one place for every command."""
+"""What a loader must know about the models, computed in one place for every command."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run tells: log lines, trackers, batches.jsonl, rewards.jsonl and tokens.jsonl, all from rank 0.
+"""Writes a run's log lines, trackers, batches.jsonl, rewards.jsonl and tokens.jsonl, all from rank 0.
 
 Every rank holds a `Reporter` and calls it at the same places, since the peak memory is a maximum over ranks.
 """

@@ -1,4 +1,4 @@
-"""Where a run stands."""
+"""The state of a run: steps, rows consumed, and what a checkpoint keeps of it."""
 
 import dataclasses
 from dataclasses import dataclass

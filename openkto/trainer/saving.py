@@ -1,4 +1,4 @@
-"""Saves a run as checkpoints and takes it up from one: what the loop needs beside the engine, in and out."""
+"""Saves a run's checkpoints and resumes from them: the state of the loop in addition to the engine's."""
 
 import json
 import logging
