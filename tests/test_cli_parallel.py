@@ -80,8 +80,8 @@ def test_a_cache_or_an_adapter_serves_as_the_reference(place, way, more):
     [
         ([*SEQUENCE, *TENSOR], "--sequence_parallel_size: cannot be combined with --tensor_parallel_size"),
         ([*TENSOR, "--lora_rank", "4", "--use_dora"], "--use_dora: cannot be combined with --tensor_parallel_size"),
-        ([*TENSOR, "--zero_stage", "3", "--zpg", "2"], "--zpg: has not been tried with --tensor_parallel_size"),
-        ([*SEQUENCE, "--torch_compile"], "--torch_compile: has not been tried with --sequence_p"),
+        ([*TENSOR, "--zero_stage", "3", "--zpg", "2"], "--zpg: has not been tested with --tensor_parallel_size"),
+        ([*SEQUENCE, "--torch_compile"], "--torch_compile: has not been tested with --sequence_p"),
         (
             [*TENSOR, "--gradient_checkpointing", "selective"],
             "--gradient_checkpointing: must not be selective with --tensor_paral",

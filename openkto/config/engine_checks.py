@@ -227,5 +227,5 @@ def _check_sharing(config: RunConfig, place: Place) -> None:
         ("use_liger_kernel", model.use_liger_kernel),
     ):
         if max(tensor, sequence) > 1 and is_given:
-            rule = f"has not been tried with {flag}, and a wrong gradient makes no noise"
+            rule = f"has not been tested with {flag}, and a wrong gradient would not be noticed"
             fail(place(name), rule, "both", "Leave one of the two out.")

@@ -79,13 +79,13 @@ RENAMED = {
 }
 
 _ADAPTER = "Give --lora_rank to train a LoRA adapter; without it all parameters train."
-_BY_ITSELF = "It has no place here, as that is settled by itself. Leave it out."
+_BY_ITSELF = "It is not needed: OpenKTO sets this itself. Leave it out."
 _GLOBAL_BATCH = (
-    "There is none: --train_batch_size is the global batch of a step, over all GPUs, and accumulation follows from it "
-    "and --micro_train_batch_size."
+    "There is none: --train_batch_size is the global batch of a step, over all GPUs, and gradient accumulation follows "
+    "from it and --micro_train_batch_size."
 )
 _HELD_OUT = "Rows are not split here: give held-out ones to --eval_dataset."
-_ONLY_KTO = "It has no place here, as KTO is all that this program trains; --loss_type has its variants."
+_ONLY_KTO = "It is not needed: OpenKTO trains only with KTO; --loss_type has its variants."
 _TEMPLATE = (
     "The chat template is the tokenizer's own: --apply_chat_template wraps text prompts in it, and --input_template in "
     "a text of your own."
@@ -103,7 +103,7 @@ ADVICE = {
     "dataloader_num_workers": _BY_ITSELF,
     "dataset_dir": "Give --dataset the path of the file or folder itself.",
     "dataset_num_proc": _BY_ITSELF,
-    "deepspeed": "Give --zero_stage; what it leaves open may stand in a JSON file for --ds_config.",
+    "deepspeed": "Give --zero_stage; other settings go into a JSON file for --ds_config.",
     "disable_dropout": _BY_ITSELF,
     "do_eval": "Give --eval_dataset to evaluate.",
     "do_train": "Leave it out: openkto train trains.",
@@ -115,28 +115,28 @@ ADVICE = {
     "fsdp": "Give --zero_stage 3: DeepSpeed shards the parameters then.",
     "gradient_accumulation_steps": _GLOBAL_BATCH,
     "group_by_length": _BY_ITSELF,
-    "hf_token": "Set the variable HF_TOKEN, or run `hf auth login`: a key has no place on a command line.",
-    "hub_token": "Set the variable HF_TOKEN, or run `hf auth login`: a key has no place on a command line.",
+    "hf_token": "Set the variable HF_TOKEN, or run `hf auth login`: a key does not belong on a command line.",
+    "hub_token": "Set the variable HF_TOKEN, or run `hf auth login`: a key does not belong on a command line.",
     "load_best_model_at_end": "Give --keep_best a metric: the checkpoint of its best step is kept.",
-    "load_in_8bit": "Pass --load_in_4bit, or leave it out: there is nothing between.",
+    "load_in_8bit": "Pass --load_in_4bit, or leave it out: 8 bits are not supported.",
     "max_completion_length": "There is one limit, --max_len, for prompt and completion together; --truncation says "
     "which of them is cut.",
     "max_prompt_length": "There is one limit, --max_len, for prompt and completion together; --truncation says which "
     "of them is cut.",
     "metric_for_best_model": "Give --keep_best the metric.",
-    "neftune_noise_alpha": "Noise in the embeddings is not here. Leave it out.",
+    "neftune_noise_alpha": "NEFTune is not supported. Leave it out.",
     "nproc_per_node": "It belongs to the launcher: deepspeed --num_gpus 8 cli/train_kto.py, or torchrun.",
     "num_gpus": "It belongs to the launcher: deepspeed --num_gpus 8 cli/train_kto.py, or torchrun.",
     "optim": "The optimizer is AdamW; --adam_betas, --l2 and --adam_offload are its settings. Leave it out.",
     "optimizer": "The optimizer is AdamW; --adam_betas, --l2 and --adam_offload are its settings. Leave it out.",
     "per_device_eval_batch_size": "Evaluation runs under --micro_train_batch_size too; a whole set is one batch.",
-    "per_device_train_batch_size": "Its name here is --micro_train_batch_size, which is speed only; --train_batch_size "
-    "is the global batch of a step, over all GPUs.",
+    "per_device_train_batch_size": "Its name here is --micro_train_batch_size, which changes only speed; "
+    "--train_batch_size is the global batch of a step, over all GPUs.",
     "precompute_ref_log_probs": "Pass --ref_mode cached.",
     "preprocessing_num_workers": _BY_ITSELF,
     "push_to_hub": "Nothing is uploaded. Run `hf upload` on the --save_path folder afterwards.",
-    "quantization_bit": "Pass --load_in_4bit; other widths are not here.",
-    "quantization_method": "Pass --load_in_4bit; other ways are not here.",
+    "quantization_bit": "Pass --load_in_4bit; other widths are not supported.",
+    "quantization_method": "Pass --load_in_4bit; other methods are not supported.",
     "rejected_key": "Pairs are recognised by their fields prompt, chosen and rejected. Rename the field; --input_key "
     "names the prompt's.",
     "remove_unused_columns": _BY_ITSELF,
@@ -156,7 +156,7 @@ ADVICE = {
     "use_peft": _ADAPTER,
     "val_set_size": _HELD_OUT,
     "val_size": _HELD_OUT,
-    "warmup_steps": "Give --lr_warmup_ratio, a share of all steps.",
+    "warmup_steps": "Give --lr_warmup_ratio, a fraction of all steps.",
 }
 
 SMALLEST_SIMILARITY = 0.7  # of difflib's ratio: betta and beta have 0.89, report_to and export_dtype 0.57
@@ -172,9 +172,9 @@ def advice_on(name: str, known: set[str], *, as_keys: bool = False) -> str:
     text = f"Its name here is --{RENAMED[name]}." if name in RENAMED else ADVICE.get(name)
     if text is None:
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=SMALLEST_SIMILARITY)
-        text = f"The nearest is --{near[0]}." if near else "No name is near it: see --help."
+        text = f"The most similar name is --{near[0]}." if near else "No flag has a similar name: see --help."
     elif not flags_in(text) <= known:
-        text = "It is a setting of training. Leave it out."
+        text = "It is a setting for training only. Leave it out."
     return re.sub(r"--(\w+)", lambda m: m[1] if m[1] in known else m[0], text) if as_keys else text
 
 

@@ -167,8 +167,8 @@ def _refuse_special(name: str, given: Given) -> None:
     text = given.raw.lower() if isinstance(given.raw, str) else ""
     if name == "use_wandb" and text not in BOOLEANS:
         raise ConfigError(
-            f"{given.place}: must be on or off, since a key has no place on a command line or in a file; got another "
-            "value, not repeated here. Set WANDB_API_KEY or run `wandb login`, and leave the value out."
+            f"{given.place}: must be on or off, since a key does not belong on a command line or in a file; got "
+            "another value, not repeated here. Set WANDB_API_KEY or run `wandb login`, and leave the value out."
         )
     if name == "lr_scheduler" and text in METRIC_SCHEDULERS:
         raise ConfigError(

@@ -61,7 +61,7 @@ def _end(run: RunRecord) -> list[Finding]:
         return []
     of_total = f"step {step} of {total}" if total is not None else f"step {step}"
     text = (
-        f"The run has not finished: its newest line is {of_total}. If it is not going any more, the same command with "
+        f"The run has not finished: its newest line is {of_total}. If it is no longer running, the same command with "
         "--load_checkpoint resumes it."
     )
     return [Finding("note", text, f"step {step}" + ("" if total is None else f", total_steps {total}"))]
@@ -99,7 +99,7 @@ def _learning(run: RunRecord) -> list[Finding]:
     numbers = f"rewards/auc of the {where}: {first:.3f} at first, {last:.3f} at last"
     if last < INVERTED:
         text = (
-            "Undesirable rows have come to have the larger rewards. Check that the labels are not turned round: true "
+            "Undesirable rows have larger rewards than desirable rows. Check that the labels are not swapped: true "
             "is desirable."
         )
         return [Finding("warning", text, numbers)]
@@ -132,7 +132,7 @@ def _overfitting(run: RunRecord) -> list[Finding]:
     training = ends(run.train, "rewards/auc")
     if training is not None and training[1] - last > A_GAP:
         text = (
-            "Training rows are ranked much better than evaluation rows: the model learns its rows by heart. More rows, "
+            "Training rows are ranked much better than evaluation rows: the model memorises its rows. More rows, "
             "fewer epochs or a larger --beta help."
         )
         numbers = f"rewards/auc at last: {training[1]:.3f} in training, {last:.3f} in evaluation"
@@ -148,14 +148,14 @@ def _kl(run: RunRecord) -> list[Finding]:
     last = mean_over(having[-max(1, len(having) // 10) :], "kl") or 0.0
     if last > MUCH_KL:
         text = (
-            f"The policy has moved far from the reference (z_ref {last:.1f} nats): answers may get odd. Lower "
+            f"The policy has moved far from the reference (z_ref {last:.1f} nats): answers may become strange. Lower "
             "--learning_rate or raise --beta."
         )
         return [Finding("warning", text, f"kl at last {last:.2f} nats")]
     if len(clamped) > len(having) / 2:
         text = (
             "z_ref was 0 in most steps: the policy finds the mismatched completions less likely than the reference "
-            "does. That is usual, and no fault."
+            "does. That is usual and not a problem."
         )
         return [Finding("note", text, f"kl 0 with kl_unclamped below 0 in {len(clamped)} of {len(having)} lines")]
     return []

@@ -161,11 +161,12 @@ def test_version_ends_with_success(capsys):
 
 
 SENTENCES = [
-    ("--betta 1", "--betta: must be a flag of openkto train; got an unknown one. The nearest is --beta."),
+    ("--betta 1", "--betta: must be a flag of openkto train; got an unknown one. The most similar name is --beta."),
     ("--learning-rate 1", "--learning-rate: must be a flag of openkto train; got an unknown one. "
-     "The nearest is --learning_rate."),
-    ("--max_le 9", "--max_le: must be a flag of openkto train; got an unknown one. The nearest is --max_len."),
-    ("-beta 1", "-beta: must be a flag of openkto train; got an unknown one. The nearest is --beta."),
+     "The most similar name is --learning_rate."),
+    ("--max_le 9", "--max_le: must be a flag of openkto train; got an unknown one. "
+     "The most similar name is --max_len."),
+    ("-beta 1", "-beta: must be a flag of openkto train; got an unknown one. The most similar name is --beta."),
     ("--beta", "--beta: needs a value; got none. Give one; write --beta=VALUE if it begins with a dash."),
     ("--beta 1 stray", "command line: a value must follow its flag; got 'stray'. See --help."),
     ("--beta x", "--beta: must be a number above 0; got 'x'. Correct it, or leave it out."),
@@ -293,11 +294,11 @@ SENTENCES = [
     ("--ds_config no.json", "--ds_config: must be a JSON file; got 'no.json', no file. "
      "Check the path."),
     ("--tensor_parallel_size 2 --zero_stage 3 --zpg 2",
-     "--zpg: has not been tried with --tensor_parallel_size, and a wrong gradient makes no noise; got both. Leave one "
-     "of the two out."),
+     "--zpg: has not been tested with --tensor_parallel_size, and a wrong gradient would not be noticed; "
+     "got both. Leave one of the two out."),
     ("--sequence_parallel_size 2 --torch_compile",
-     "--torch_compile: has not been tried with --sequence_parallel_size, and a wrong gradient makes no noise; got both."
-     " Leave one of the two out."),
+     "--torch_compile: has not been tested with --sequence_parallel_size, and a wrong gradient would not be noticed; "
+     "got both. Leave one of the two out."),
     ("--packing on --attn_implementation sdpa", "--packing: needs attention that keeps packed rows apart; got on with "
      "--attn_implementation sdpa. Take auto for either."),
     ("--max_tokens_per_micro_batch 100", "--max_tokens_per_micro_batch: must hold the longest row, --max_len 2048; "
@@ -399,7 +400,7 @@ FILES = [
     ("- a\n- b", "run.yaml: must hold lines of the form 'name: value'; got a list. See configs/ for examples."),
     ("", "run.yaml: must hold lines of the form 'name: value'; got nothing. See configs/ for examples."),
     ("beta", "run.yaml: must hold lines of the form 'name: value'; got plain text. See configs/ for examples."),
-    ("betta: 3", "run.yaml: betta: must be a setting; got an unknown name. The nearest is beta."),
+    ("betta: 3", "run.yaml: betta: must be a setting; got an unknown name. The most similar name is beta."),
     ("flash_attn: true", "run.yaml: flash_attn: must be a setting; got an unknown name. Its name here is "
      "attn_implementation."),
     ("loss:\n  beta: 3", "run.yaml: loss: must be a setting; got a section. Write its settings without it: names are "
@@ -460,7 +461,7 @@ def test_a_key_on_the_command_line_is_refused_and_not_repeated(argv):
     assert "SECRET123" not in sentence
     if argv[0].startswith("--use_wandb"):
         assert sentence == (
-            "--use_wandb: must be on or off, since a key has no place on a command line or in a file; got another "
+            "--use_wandb: must be on or off, since a key does not belong on a command line or in a file; got another "
             "value, not repeated here. Set WANDB_API_KEY or run `wandb login`, and leave the value out."
         )
 

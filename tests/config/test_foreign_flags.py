@@ -33,10 +33,10 @@ def test_each_piece_of_advice_names_settings_that_exist_for_a_name_that_does_not
         ("--report_to", "Pass --use_wandb for W&B"),
         ("--model", "Its name here is --pretrain."),
         ("--deepspeed", "Give --zero_stage"),
-        ("--warmup-steps", "Give --lr_warmup_ratio, a share of all steps."),
+        ("--warmup-steps", "Give --lr_warmup_ratio, a fraction of all steps."),
         ("--output_dir", "Its name here is --save_path."),
-        ("--zzz", "No name is near it: see --help."),
-        ("--max_lem", "The nearest is --max_len."),
+        ("--zzz", "No flag has a similar name: see --help."),
+        ("--max_lem", "The most similar name is --max_len."),
     ],
 )
 def test_another_trainers_flag_is_answered_with_what_to_do_here(flag, advice):
@@ -54,5 +54,5 @@ def test_another_trainers_key_is_answered_with_keys(tmp_path):
 
 def test_evaluation_is_not_sent_to_a_setting_of_training():
     sentence = refusal([*EVALUATION, "--weight_decay", "0"], "evaluate")
-    assert sentence.endswith("It is a setting of training. Leave it out.")
+    assert sentence.endswith("It is a setting for training only. Leave it out.")
     assert advice_on("fp16", {"param_dtype"}) == "Pass --param_dtype fp16."

@@ -38,7 +38,7 @@ def test_a_run_that_does_not_learn_is_warned(tmp_path):
 
 def test_labels_that_seem_turned_round_are_warned_of(tmp_path):
     found = findings(tmp_path, a_run(**{"rewards/auc": lambda share: 0.5 - 0.3 * share}))
-    assert "labels are not turned round" in texts(found, "warning")[0]
+    assert "labels are not swapped" in texts(found, "warning")[0]
 
 
 def test_a_run_that_was_best_before_its_end_is_told_at_which_step(tmp_path):
@@ -59,7 +59,7 @@ def test_a_run_that_was_best_before_its_end_is_told_at_which_step(tmp_path):
     ("metrics", "level", "words"),
     [
         ({"kl": lambda s: 30 * s, "kl_unclamped": lambda s: 30 * s}, "warning", "moved far from the reference"),
-        ({"kl": lambda s: 0.0, "kl_unclamped": lambda s: -1.0}, "note", "That is usual, and no fault."),
+        ({"kl": lambda s: 0.0, "kl_unclamped": lambda s: -1.0}, "note", "That is usual and not a problem."),
         ({"learning_rate": lambda s: 0.0}, "warning", "learning rate was 0 in every step"),
         ({"grad_norm": lambda s: 0.0}, "warning", "Every gradient was 0"),
         ({"grad_norm": lambda s: 2.0}, "note", "Gradients were clipped in 100% of the lines"),
