@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -88,11 +89,14 @@ def _watched(ident: int, seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def memory_limit(more: int = MEMORY_BYTES) -> Iterator[None]:
-    """End what runs inside when the process would need more than this many additional bytes.
+    """End what runs inside when the process would need more than this many additional bytes; on Linux only.
 
     Raises:
         TooLargeError: inside.
     """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = _address_space() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
