@@ -103,7 +103,7 @@ def attention_lengths_of_an_evaluation(argv):
     strategy = build.make_strategy(config)
     strategy.setup_distributed()
     loaders = list(build.make_eval_loaders(config, strategy, evaluation_sets(config, tokenizer)).values())
-    evaluate.load_models(config, strategy, names, {}, loaders, Watchdog(0, 0), StopRequest())
+    evaluate.prepare_models(config, strategy, names, {}, loaders, Watchdog(0, 0), StopRequest())
     return [loader.layout.attention_length for loader in loaders]
 
 

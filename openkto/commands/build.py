@@ -12,6 +12,7 @@ from openkto.batches.loader import DEFAULT_ROWS, WITHOUT_GRADIENT, KTODataLoader
 from openkto.config import (
     LoraConfig,
     RunConfig,
+    is_adapter_folder,
     policy_name,
     ref_is_adapter,
     reference_name,
@@ -127,6 +128,18 @@ def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) ->
     )
 
 
+def load_models(
+    config: RunConfig, strategy: DeepspeedStrategy, models: Models, *, is_cached: bool, trains: bool
+) -> tuple[Actor, Actor | None]:
+    """Return the policy, and the reference where it is neither a cache nor the policy itself."""
+    has_adapter = is_adapter_folder(models.policy) or (trains and config.lora.lora_rank > 0)
+    needs_reference = not is_cached and not ref_is_adapter(config.model, has_adapter=has_adapter)
+    with strategy.model_loading():
+        actor = load_actor(config, models.policy, strategy.load_dtype, trains=trains)
+        reference = load_actor(config, models.reference, strategy.load_dtype, trains=False) if needs_reference else None
+    return actor, reference
+
+
 def check_reference(config: RunConfig, strategy: DeepspeedStrategy, actor: Actor, prepared: nn.Module) -> None:
     """Compare a reference's short forward with its own logits, where its forwards run."""
     place = "--pretrain" if config.model.ref_pretrain is None else "--ref_pretrain"
@@ -169,6 +182,24 @@ def _loader_settings(config: RunConfig, strategy: DeepspeedStrategy) -> dict[str
         "larger_without_gradient": WITHOUT_GRADIENT[kind],
         "pin_memory": kind == "cuda",
     }
+
+
+def check_forwards(
+    config: RunConfig, strategy: DeepspeedStrategy, actor: Actor, reference: Actor | None, prepared: nn.Module | None
+) -> None:
+    """Compare short forwards of the policy, and of a reference beside it, with the models' own logits.
+
+    Args:
+        prepared: the reference as the strategy has prepared it.
+
+    Raises:
+        ConfigError: they differ; see `Actor.check_forward`.
+    """
+    tolerance = HEAD_TOLERANCE[strategy.precision]
+    with direct_forward(actor):
+        actor.check_forward(tolerance, with_balancing_loss=config.loss.aux_loss_coef > 0)
+    if reference is not None and prepared is not None:
+        check_reference(config, strategy, reference, prepared)
 
 
 def measure_micro_batches(

@@ -10,7 +10,7 @@ from openkto.batches.loader import check_pairable
 from openkto.commands.build import Models
 from openkto.commands.rows import read_rows
 from openkto.commands.same_run import check_same_rows
-from openkto.config import LossConfig, RunConfig, eval_sets
+from openkto.config import LossConfig, RunConfig, eval_sets, learning_rate_of, with_resolved
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.agreement import on_some_ranks
@@ -134,6 +134,22 @@ def made_once_a_node(strategy: DeepspeedStrategy, make: Callable[[], T]) -> T:
     given = found if made is None else made
     assert given is not None, "what is made is there"
     return given
+
+
+def resolve(config: RunConfig, strategy: DeepspeedStrategy, rows: UnpairedPreferenceDataset) -> RunConfig:
+    """Return the configuration with what follows from the device and the rows in the place of auto and of nothing.
+
+    Raises:
+        DataError: as `weights_of_classes`.
+    """
+    desirable, undesirable = weights_of_classes(config.loss, rows)
+    return with_resolved(
+        config,
+        param_dtype=strategy.precision,
+        learning_rate=learning_rate_of(config),
+        desirable_loss_weight=desirable,
+        undesirable_loss_weight=undesirable,
+    )
 
 
 def weights_of_classes(loss: LossConfig, dataset: UnpairedPreferenceDataset) -> tuple[float, float]:

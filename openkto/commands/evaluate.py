@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openkto.config import RunConfig, is_adapter_folder, ref_is_adapter
+from openkto.config import RunConfig
 from openkto.config.flags import RunOptions, parse
 from openkto.errors import ConfigError, StopError
 from openkto.process.stops import StopRequest
@@ -68,7 +68,7 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
     watchdog.phase("reading the data")
     sets = read_evaluation_sets(config, strategy, tokenizer, names)
     loaders = make_eval_loaders(config, strategy, sets)
-    model, reference = load_models(config, strategy, names, prints, list(loaders.values()), watchdog, stop)
+    model, reference = prepare_models(config, strategy, names, prints, list(loaders.values()), watchdog, stop)
     measure_micro_batches(config, strategy, model, list(loaders.values()), watchdog, with_gradient=False)
     loss, results = KTOLoss.of(config.loss), {}
     stop.begin_training("after this forward")
@@ -99,7 +99,7 @@ def find_models(config: RunConfig) -> tuple[Models, Any]:
     return Models(pretrain, reference), tokenizer
 
 
-def load_models(
+def prepare_models(
     config: RunConfig,
     strategy: DeepspeedStrategy,
     names: Models,
@@ -109,10 +109,9 @@ def load_models(
     stop: StopRequest,
 ) -> tuple[Any, Any]:
     """Return the policy's engine and the reference, both checked, and tell the loaders how the policy runs rows."""
-    from openkto.commands.build import HEAD_TOLERANCE, check_reference, load_actor
+    from openkto.commands.build import check_forwards, load_models
     from openkto.commands.reference import cached_reference
     from openkto.commands.same_run import describe_models
-    from openkto.distributed.sharded import direct_forward
     from openkto.trainer.planning import plan_for
     from openkto.trainer.reference import make_reference
 
@@ -121,18 +120,12 @@ def load_models(
         cached = cached_reference(
             config, strategy, loaders, describe_models(names, prints), names.reference, watchdog, stop
         )
-    is_own = ref_is_adapter(config.model, has_adapter=is_adapter_folder(names.policy))
     watchdog.phase("loading the models")
-    with strategy.model_loading():
-        actor = load_actor(config, names.policy, strategy.load_dtype, trains=False)
-        needs_model = cached is None and not is_own
-        ref_actor = load_actor(config, names.reference, strategy.load_dtype, trains=False) if needs_model else None
+    actor, ref_actor = load_models(config, strategy, names, is_cached=cached is not None, trains=False)
     model, ref_model = strategy.prepare_frozen(actor), None
-    with direct_forward(actor):
-        actor.check_forward(HEAD_TOLERANCE[strategy.precision])
     if ref_actor is not None:
         ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
-        check_reference(config, strategy, ref_actor, ref_model)
+    check_forwards(config, strategy, actor, ref_actor, ref_model)
     plan_for(loaders, actor, *([] if ref_actor is None else [ref_actor]))
     return model, make_reference(model, actor, cached or ref_model, strategy)
 

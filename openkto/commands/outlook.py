@@ -9,11 +9,9 @@ from openkto.batches.batch import batch_bounds
 from openkto.batches.pairing import unavoidable_collisions
 from openkto.commands.data import FEW_PAIRS, few_pairs
 from openkto.config import (
-    DEFAULT_LEARNING_RATE,
-    DEFAULT_LORA_LEARNING_RATE,
     OptimConfig,
     RunConfig,
-    trains_adapter,
+    learning_rate_of,
 )
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.trainer.schedule import rates_of_run, total_steps, warmup_steps
@@ -32,12 +30,6 @@ def say_outlook(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
     log.info("%s", describe_steps(config, len(rows)))
     for line in [*outlook_warnings(config, len(rows)), *collisions(config, rows)]:
         log.warning("warning: %s", line)
-
-
-def learning_rate_of(config: RunConfig) -> float:
-    """Return the highest learning rate of the schedule: that which is given, or the default of what trains."""
-    default = DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
-    return config.optim.learning_rate or default
 
 
 def describe_tokens(rows: UnpairedPreferenceDataset) -> str:

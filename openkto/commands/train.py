@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openkto.config import RunConfig, openrlhf_differences, ref_is_adapter, to_flat, with_resolved
+from openkto.config import RunConfig, openrlhf_differences, to_flat
 from openkto.config.flags import RunOptions, parse
 from openkto.config.values import seconds_of
 from openkto.errors import StopError
@@ -48,11 +48,10 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     """Go the whole way from a configuration to a saved model."""
     # Only now what takes seconds to import, so that a wrong flag is answered at once.
     from openkto.commands.build import (
-        HEAD_TOLERANCE,
+        check_forwards,
         check_models,
-        check_reference,
         fit_args,
-        load_actor,
+        load_models,
         make_loaders,
         make_strategy,
         make_trainer,
@@ -60,14 +59,13 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
         model_names,
     )
     from openkto.commands.check import is_check
-    from openkto.commands.data import read_sets, stops_of_rows, weights_of_classes
+    from openkto.commands.data import read_sets, resolve, stops_of_rows
     from openkto.commands.folder import check_replaces_nothing, take_folders, write_run_file
-    from openkto.commands.outlook import learning_rate_of, say_outlook
+    from openkto.commands.outlook import say_outlook
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, on_one_day
     from openkto.commands.same_run import fetch_models, settings_of
     from openkto.distributed.agreement import on_some_ranks
-    from openkto.distributed.sharded import direct_forward
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
     from openkto.models.model_files import exported_files
@@ -93,14 +91,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     config = on_one_day(config, strategy, tokenizer, found)
     watchdog.phase("reading the data")
     rows, eval_rows = read_sets(config, strategy, tokenizer, models)
-    weights = weights_of_classes(config.loss, rows)
-    config = with_resolved(
-        config,
-        param_dtype=strategy.precision,
-        learning_rate=learning_rate_of(config),
-        desirable_loss_weight=weights[0],
-        undesirable_loss_weight=weights[1],
-    )
+    config = resolve(config, strategy, rows)
     say_outlook(config, rows)
     stops = stops_of_rows(rows, models.policy, config.model.trust_remote_code)
     watchdog.phase("hashing the models' files")
@@ -116,11 +107,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
         return
     cached = cached_reference(config, strategy, all_loaders, identity, models.reference, watchdog, stop)
     watchdog.phase("loading the models")
-    with strategy.model_loading():
-        actor = load_actor(config, models.policy, strategy.load_dtype, trains=True)
-        is_own_reference = ref_is_adapter(config.model, has_adapter=actor.has_adapter)
-        needs_model = cached is None and not is_own_reference
-        ref_actor = load_actor(config, models.reference, strategy.load_dtype, trains=False) if needs_model else None
+    actor, ref_actor = load_models(config, strategy, models, is_cached=cached is not None, trains=True)
     watchdog.phase("preparing the models")
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
     running = {"export_dtype": dtype, "checkpoints": checkpoints, "stop": stop, "watchdog": watchdog}
@@ -128,14 +115,11 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     if actor.has_adapter:
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
         log.info("the adapter is on %s", actor.describe_adapter())
-    own = "the policy at the start of training" if is_own_reference else models.reference
+    is_own = ref_actor is None and cached is None
+    own = "the policy at the start of training" if is_own else models.reference
     log.info("the reference is %s%s", own, ", from the cache" if cached is not None else "")
     actor.stop_also_at(stops)
-    balances = config.loss.aux_loss_coef > 0
-    with direct_forward(actor):
-        actor.check_forward(HEAD_TOLERANCE[strategy.precision], with_balancing_loss=balances)
-    if ref_actor is not None:
-        check_reference(config, strategy, ref_actor, trainer.ref_model)
+    check_forwards(config, strategy, actor, ref_actor, trainer.ref_model)
     measure_micro_batches(config, strategy, trainer.model, all_loaders, watchdog)
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
     if writes_checkpoints:

@@ -16,7 +16,13 @@ from openkto.config.data import DataConfig
 from openkto.config.model import LoraConfig, LossConfig, ModelConfig
 from openkto.config.option import Option
 from openkto.config.output import CheckpointConfig, OutputConfig
-from openkto.config.training import DeepspeedConfig, OptimConfig, TrainConfig
+from openkto.config.training import (
+    DEFAULT_LEARNING_RATE,
+    DEFAULT_LORA_LEARNING_RATE,
+    DeepspeedConfig,
+    OptimConfig,
+    TrainConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,12 @@ def reference_name(model: ModelConfig) -> str:
 def trains_adapter(config: RunConfig) -> bool:
     """Return whether only an adapter trains: a new one, or that of the folder that training starts from."""
     return config.lora.lora_rank > 0 or is_adapter_folder(config.model.pretrain)
+
+
+def learning_rate_of(config: RunConfig) -> float:
+    """Return the highest learning rate of the schedule: that which is given, or the default of what trains."""
+    default = DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
+    return config.optim.learning_rate or default
 
 
 def ref_is_adapter(model: ModelConfig, *, has_adapter: bool) -> bool:
