@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from openkto.__main__ import COMMANDS
-from openkto.commands import report, train
+from openkto.commands import inspect, report, train
 from openkto.config import LOSSES, eval_sets, from_yaml, to_yaml
 from openkto.config.flags import parse
 from openkto.data.dataset import UnpairedPreferenceDataset
@@ -75,7 +75,19 @@ def test_the_written_reports_are_made(words, tmp_path, monkeypatch):
     assert list(tmp_path.glob("**/*.html"))
 
 
-@pytest.mark.parametrize("words", [w for w in written_commands() if w[1] != "report"], ids=" ".join)
+@pytest.mark.parametrize("words", [w for w in written_commands() if w[1] == "inspect"], ids=" ".join)
+def test_the_written_inspections_are_made(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
+    write_model(tmp_path / "path/or/name")
+    write_rows(tmp_path / "rows.jsonl", 8)
+    monkeypatch.chdir(tmp_path)
+    inspect.main(words[2:])
+    assert "desirable" in capsys.readouterr().out
+    (page,) = tmp_path.glob("*.html")
+    assert page.with_suffix(".rows.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [w for w in written_commands() if w[1] not in ("report", "inspect")], ids=" ".join)
 def test_the_written_commands_are_understood(words, tmp_path, monkeypatch):
     write_model(tmp_path / "path/or/name")
     write_rows(tmp_path / "rows.jsonl", 4)

@@ -114,7 +114,7 @@ def _add_repeats(found: Gathering, seen: SeenRows, groups: Groups) -> None:
         np.flatnonzero(often[groups.completion]).tolist(),
     )
     shared = np.flatnonzero(np.bincount(groups.prompt)[groups.prompt] > 1)
-    said_of_all = f"the prompt is another row's too; there are {len(np.unique(groups.prompt[shared]))} such prompts"
+    said_of_all = f"the prompt is another row's too; different prompts: {len(np.unique(groups.prompt[shared]))}"
     found.add("shared prompt", said_of_all, shared.tolist(), is_warning=False)
 
 

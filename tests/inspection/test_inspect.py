@@ -7,12 +7,17 @@ import sys
 from collections import Counter
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from openkto.commands.inspect import main
 from openkto.errors import ConfigError, DataError
 from openkto.inspection.label_errors import LOWEST_AUC
 from tests.pages.chromium import open_page
 from tests.text_rows import byte_tokenizer
+from tests.tokenizers_for_tests import byte_tokenizer as merging_tokenizer
 
 GOOD = [
     "clear",
@@ -228,13 +233,42 @@ def test_an_answer_that_is_always_the_same_is_found(look):
     assert lines["same completion"] == list(range(11, 25))
 
 
+def test_tokens_that_the_tokenizer_does_not_know_are_found(look, model):
+    core = Tokenizer(WordLevel({"[unk]": 0, "<s>": 1, "</s>": 2, "river": 3, "bank": 4, "s": 5}, unk_token="[unk]"))
+    core.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="[unk]", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    tokenizer.save_pretrained(model)
+    (model / "chat_template.jinja").unlink()
+    rows = [{"prompt": "river", "completion": " bank", "label": True} for _ in range(3)]
+    rows[1]["completion"] = " garden"
+    found, lines = look(rows)
+    assert lines["unknown tokens"] == [2]
+    counts = {finding["kind"]: finding["count"] for finding in found["findings"] if not finding["is_warning"]}
+    assert (counts["no template"], counts["ends with EOS"]) == (3, 3)
+    assert "begins with BOS" not in counts
+
+
+def test_merges_over_the_boundary_and_the_begin_of_text_are_counted(look, model):
+    merging_tokenizer(bos="on", chat_template=None, merges=(("a", "b"),)).save_pretrained(model)
+    (model / "chat_template.jinja").unlink()
+    rows = [{"prompt": "xa", "completion": text, "label": i % 2 == 0} for i, text in enumerate(["b", "c", "bc", "d"])]
+    found, _ = look(rows)
+    counts = {finding["kind"]: finding["count"] for finding in found["findings"]}
+    assert (counts["boundary merged"], counts["begins with BOS"]) == (2, 4)
+
+
 def test_rows_that_share_a_prompt_are_counted_and_the_weights_balance_the_classes(look):
     rows = good_rows(40)
     rows[0]["prompt"] = rows[1]["prompt"] = rows[2]["prompt"]
     found, lines = look([row for i, row in enumerate(rows) if row["label"] or i % 4 == 1])
     assert lines == {}
     (shared,) = [finding for finding in found["findings"] if finding["kind"] == "shared prompt"]
-    assert (shared["count"], shared["text"]) == (3, "the prompt is another row's too; there are 1 such prompts")
+    assert (shared["count"], shared["text"]) == (
+        3,
+        "the prompt is another row's too; different prompts: 1",
+    )
     assert found["classes"] == {"desirable": 20, "undesirable": 10}
     assert found["weights"] == {"desirable": 1.0, "undesirable": 2.0}
     assert "outside [1, 4/3]" in found["balance_warning"]
