@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -448,6 +449,18 @@ def test_the_best_step_is_saved_although_the_disk_fails_once_at_it(tmp_path):
     root = tmp_path / "a/checkpoints"
     assert layout.pointed_to(root, "best") == f"global_step{best}"
     assert f"global_step{best}" in layout.checkpoints_in(root)
+
+
+def test_a_checkpoint_comes_after_its_steps_evaluation(tmp_path):
+    args = {"save_steps": 2, "eval_steps": 2}
+    more = {"eval_rows": token_rows([True, False, True], seed=9)}
+    train_in_starts(tmp_path, "whole", (1, 0, None), args=args, **more)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for name in ("global_step4", "global_step6", "latest"):
+        path = tmp_path / "cut/checkpoints" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    train_in_starts(tmp_path, "cut", (1, 0, None), args=args, **more)
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
 
 
 def starts_until_done(folder):
