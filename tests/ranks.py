@@ -16,7 +16,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.warm"])
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, tmp_path: Path, *args: Any, timeout: float = 120) -> list:
+def run_ranks(function: Callable[..., Any], world_size: int, tmp_path: Path, *args: Any, timeout: float = 300) -> list:
     """Return what `function(*args)` returned on each rank; its strategy finds the ranks in the environment.
 
     A rank that fails fails the test with its traceback; a rank that hangs has every thread's stack dumped.

@@ -388,9 +388,9 @@ def test_twenty_thousand_short_rows_take_seconds(write_lines):
     path = write_lines(
         [{"prompt": f"What is {n}?", "completion": f" About {n}.", "label": n % 2 == 0} for n in range(20_000)]
     )
-    started = time.monotonic()
+    started = time.process_time()
     assert len(make(path)) == 20_000
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20  # of its own time: other tests run beside this one
 
 
 def test_each_text_is_tokenised_in_batches_and_not_at_all_from_the_cache(write_lines, monkeypatch):
