@@ -21,7 +21,7 @@ ALLOWED = {
     "distributed": {"config", "files", "process"},
     "report": {"batches", "config", "distributed", "files", "models"},
     "trainer": {"batches", "config", "data", "distributed", "files", "models", "process", "report"},
-    "inspection": {"config", "data"},
+    "inspection": {"config", "data", "report"},
     "pages": {"config", "data", "files", "inspection", "report"},
     "commands": {
         "batches",

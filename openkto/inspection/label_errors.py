@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openkto.inspection.words import WordTexts
+from openkto.report.auc import area_under_curve
 
 FOLDS = 5
 BUCKETS = 2**18  # of hashed words
@@ -55,7 +56,7 @@ def find_label_errors(
         return LabelErrors(nothing, None)
     order = np.random.default_rng(0).permutation(int(completion_keys.max()) + 1)
     scores = held_out_scores(completions, labels, order[completion_keys] % FOLDS)
-    auc = _auc(scores, labels)
+    auc = area_under_curve(scores, labels)
     if auc < LOWEST_AUC:
         return LabelErrors(nothing, auc)
     found, depth = [nothing], [np.zeros(0)]
@@ -98,11 +99,3 @@ def held_out_scores(completions: WordTexts, labels: NDArray[np.bool_], folds: ND
         scores[first : first + count] = np.bincount(text, weights=value, minlength=count)
     scores /= np.sqrt(np.maximum(1, np.diff(completions.starts)))
     return scores
-
-
-def _auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """Return how often a desirable row scores above an undesirable one; a tie counts half."""
-    _, place, size = np.unique(scores, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(size) - (size - 1) / 2)[place]
-    n, m = int(labels.sum()), int((~labels).sum())
-    return float((rank[labels].sum() - n * (n + 1) / 2) / (n * m))

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from openkto.models.loss import KTOLoss, margins, sft_loss
+from openkto.report.auc import area_under_curve
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -99,14 +100,3 @@ def _tensors(batch: BatchRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
         torch.from_numpy(batch.is_desirable_N),
         torch.tensor(batch.z_ref, dtype=torch.float64),
     )
-
-
-def area_under_curve(reward_N: Floats, is_desirable_N: Bools) -> float:
-    """Return the probability that a desirable row has the larger reward; a tie counts half.
-
-    Both classes must be there.
-    """
-    chosen, rejected = reward_N[is_desirable_N], np.sort(reward_N[~is_desirable_N])
-    below = np.searchsorted(rejected, chosen, side="left")
-    not_above = np.searchsorted(rejected, chosen, side="right")
-    return float((below + not_above).sum() / (2 * len(chosen) * len(rejected)))

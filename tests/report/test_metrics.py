@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from openkto.models.loss import KTOLoss
-from openkto.report.metrics import BatchRows, MetricWindow, area_under_curve
+from openkto.report.auc import area_under_curve
+from openkto.report.metrics import BatchRows, MetricWindow
 
 
 def batch(log_ratios, labels, z_ref=0.0, mean=None, weights=None):
