@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from openkto.batches.loader import DEFAULT_ROWS, WITHOUT_GRADIENT, KTODataLoader
+from openkto.commands.rows import load_tokenizer_of
 from openkto.config import (
     LoraConfig,
     RunConfig,
@@ -27,7 +28,7 @@ from openkto.errors import ConfigError
 from openkto.models import Actor
 from openkto.models.adapter import base_of
 from openkto.models.empty import has_experts
-from openkto.models.loading import check_same_vocabulary, choose_attention, load_config, load_tokenizer
+from openkto.models.loading import check_same_vocabulary, choose_attention, load_config
 from openkto.models.loss import KTOLoss
 from openkto.models.revision import split_revision
 from openkto.models.split_plan import check_heads, check_split
@@ -62,16 +63,6 @@ def model_names(config: RunConfig) -> Models:
             for name, repository, revision in parts
         )
     )
-
-
-def load_tokenizer_of(config: RunConfig, pretrain: str) -> PreTrainedTokenizerBase:
-    """Return the model's tokenizer."""
-    tokenizer: PreTrainedTokenizerBase = load_tokenizer(
-        pretrain,
-        use_fast=not config.model.disable_fast_tokenizer,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    return tokenizer
 
 
 def check_models(config: RunConfig, models: Models) -> PreTrainedTokenizerBase:
@@ -114,10 +105,10 @@ def make_strategy(config: RunConfig) -> DeepspeedStrategy:
 
 def load_actor(config: RunConfig, pretrain: str, dtype: Any, *, trains: bool) -> Actor:
     """Return an `Actor` over the model of that name."""
-    settings = settings_for(Actor, config.model) | {"gradient_checkpointing": False}
-    if trains:
-        settings["gradient_checkpointing"] = config.model.gradient_checkpointing
-        settings["use_reentrant"] = config.model.gradient_checkpointing_use_reentrant
+    settings = settings_for(Actor, config.model) | {
+        "gradient_checkpointing": trains and config.model.gradient_checkpointing,
+        "use_reentrant": trains and config.model.gradient_checkpointing_use_reentrant,
+    }
     return Actor(
         pretrain,
         dtype=dtype,

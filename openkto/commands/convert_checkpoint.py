@@ -24,8 +24,8 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, _ = parse(argv, "convert_checkpoint")
-    from openkto.commands.build import load_tokenizer_of
     from openkto.commands.folder import check_has_no_model, make_folder
+    from openkto.commands.rows import load_tokenizer_of
     from openkto.distributed.checkpoint_folder import find
     from openkto.distributed.gather import gather_weights
     from openkto.distributed.portable import read_masters

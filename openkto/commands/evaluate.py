@@ -87,7 +87,8 @@ def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog
 
 def find_models(config: RunConfig) -> tuple[Models, Any]:
     """Return where the policy and the reference are to be loaded from, and the policy's tokenizer."""
-    from openkto.commands.build import Models, load_tokenizer_of, model_names
+    from openkto.commands.build import Models, model_names
+    from openkto.commands.rows import load_tokenizer_of
     from openkto.models.adapter import base_of
     from openkto.models.loading import check_same_vocabulary
 

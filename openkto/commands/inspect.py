@@ -60,16 +60,13 @@ def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextI
         DataError: not one row is good, or fits.
     """
     # transformers imports torch with its tokenizers, but nothing here loads a model.
-    from openkto.commands.rows import read_rows
+    from openkto.commands.rows import load_tokenizer_of, read_rows
     from openkto.inspection.result import inspection_of
     from openkto.inspection.seen import SeenRows
-    from openkto.models.loading import load_tokenizer, stop_token_ids
+    from openkto.models.loading import stop_token_ids
 
-    model, data = config.model, config.data
-    name = policy_name(model)
-    tokenizer = load_tokenizer(
-        name, use_fast=not model.disable_fast_tokenizer, trust_remote_code=model.trust_remote_code
-    )
+    data, name = config.data, policy_name(config.model)
+    tokenizer = load_tokenizer_of(config, name)
     seen = SeenRows(tokenizer, scratch, listed)
     try:
         dataset = read_rows(

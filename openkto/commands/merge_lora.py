@@ -18,8 +18,8 @@ def main(argv: list[str]) -> None:
     """
     config, _ = parse(argv, "merge_lora")
     from openkto.commands.folder import check_has_no_model, make_folder
+    from openkto.commands.rows import load_tokenizer_of
     from openkto.models.adapter import base_of
-    from openkto.models.loading import load_tokenizer
     from openkto.models.merging import merge_adapter
 
     settings, folder = config.model, config.output.save_path
@@ -29,11 +29,7 @@ def main(argv: list[str]) -> None:
             f"--save_path: must not be the folder of the adapter or its base model; got {folder}. Name another folder."
         )
     check_has_no_model(config)
-    tokenizer = load_tokenizer(
-        settings.pretrain,
-        use_fast=not settings.disable_fast_tokenizer,
-        trust_remote_code=settings.trust_remote_code,
-    )
+    tokenizer = load_tokenizer_of(config, settings.pretrain)
     make_folder(Path(folder))
     log.info("%s: adding the adapter to %s", settings.pretrain, base)
     merge_adapter(

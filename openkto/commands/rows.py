@@ -1,11 +1,24 @@
-"""Rows as the configuration says them; this needs neither a model nor DeepSpeed."""
+"""The tokenizer and the rows of a configuration; this needs neither a model's weights nor DeepSpeed."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from openkto.config import RunConfig, settings_for
 from openkto.config.data_checks import label_meanings, template_kwargs
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.models.loading import load_tokenizer
+
+
+def load_tokenizer_of(config: RunConfig, pretrain: str) -> PreTrainedTokenizerBase:
+    """Return the model's tokenizer."""
+    tokenizer: PreTrainedTokenizerBase = load_tokenizer(
+        pretrain,
+        use_fast=not config.model.disable_fast_tokenizer,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    return tokenizer
 
 
 def read_rows(
