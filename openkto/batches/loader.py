@@ -287,21 +287,21 @@ class KTODataLoader:
         matched = [self._matched(index_N[shares[self.rank]]) for shares in plan]
         desirable = sum(int(m["loss_mask"][m["label"]].sum()) for m in matched)
         lines = [sum(max(1, len(shares[rank])) for shares in plan) for rank in range(self.world_size)]
-        slots, tokens = self._slots(plan, lengths_N), int(lengths_N.sum())
+        batch = RankBatch(
+            matched=matched,
+            mismatched=[],
+            rows=rows_N,
+            kl_rows=np.empty(0, dtype=np.int64),
+            same_prompt=0,
+            same_completion=0,
+            desirable_tokens=desirable,
+            matched_lines=lines,
+            matched_tokens=int(lengths_N.sum()),
+            mismatched_tokens=0,
+            slots=self._slots(plan, lengths_N),
+        )
         if not self.needs_mismatched:
-            return RankBatch(
-                matched=matched,
-                mismatched=[],
-                rows=rows_N,
-                kl_rows=np.empty(0, dtype=np.int64),
-                same_prompt=0,
-                same_completion=0,
-                desirable_tokens=desirable,
-                matched_lines=lines,
-                matched_tokens=tokens,
-                mismatched_tokens=0,
-                slots=slots,
-            )
+            return batch
         prompts_N, completions_N = data.prompt_keys[index_N], data.completion_keys[index_N]
         partner_N = pair_mismatched(prompts_N, completions_N)
         same_prompt_N = prompts_N == prompts_N[partner_N]
@@ -309,19 +309,13 @@ class KTODataLoader:
         pair_lengths_N = self.pair_lengths(index_N, index_N[partner_N])
         plan = self.plan(pair_lengths_N, with_gradient=False)
         shares_of_rank = [shares[self.rank] for shares in plan]
-        mismatched = [self._mismatched(index_N[share], index_N[partner_N][share]) for share in shares_of_rank]
-        return RankBatch(
-            matched=matched,
-            mismatched=mismatched,
-            rows=rows_N,
+        return batch._replace(
+            mismatched=[self._mismatched(index_N[share], index_N[partner_N][share]) for share in shares_of_rank],
             kl_rows=rows_N[partner_N],
             same_prompt=int(same_prompt_N.sum()),
             same_completion=int(same_completion_N.sum()),
-            desirable_tokens=desirable,
-            matched_lines=lines,
-            matched_tokens=tokens,
             mismatched_tokens=int(pair_lengths_N.sum()),
-            slots=slots + self._slots(plan, pair_lengths_N),
+            slots=batch.slots + self._slots(plan, pair_lengths_N),
         )
 
     def _slots(self, plan: Plan, lengths_N: IntArray) -> int:

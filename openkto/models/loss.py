@@ -12,8 +12,8 @@ Source:  Ethayarajh et al., arXiv:2402.01306v4, section 4 ("Kahneman-Tversky Opt
          (humanline), with the bounds of HALOs' config/config.yaml; NeMo's preference_average_log_probs.
 """
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -153,6 +153,11 @@ class KTOLoss:
             undesirable_weight=float(settings.undesirable_loss_weight),
             **{name: getattr(settings, name) for name in same},
         )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constants by setting names: what `of` reads."""
+        terms = asdict(self)
+        return {f"{name}_loss_weight": terms.pop(f"{name}_weight") for name in ("desirable", "undesirable")} | terms
 
     @property
     def facts(self) -> LossFacts:

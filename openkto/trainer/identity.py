@@ -1,6 +1,5 @@
 """What must be the same when a run is resumed, keyed by setting names, and the error if it differs."""
 
-import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -11,7 +10,6 @@ from openkto.batches.loader import KTODataLoader
 from openkto.config import settings
 from openkto.distributed.gather import whole_shape
 from openkto.errors import CheckpointError
-from openkto.models.loss import KTOLoss
 
 # What is part of a run beside its settings, in the words of an error.
 WORDS = {
@@ -36,12 +34,6 @@ ALWAYS_SAVED = (
 def in_words(name: str) -> str:
     """Return what an error calls a part of the identity: its flag, or words."""
     return f"--{name}" if name in settings() else WORDS.get(name, name)
-
-
-def settings_of(loss: KTOLoss) -> dict[str, Any]:
-    """Return an objective's constants by setting names."""
-    terms = dataclasses.asdict(loss)
-    return {f"{name}_loss_weight": terms.pop(f"{name}_weight") for name in ("desirable", "undesirable")} | terms
 
 
 def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> dict[str, Any]:
@@ -94,8 +86,7 @@ def check_same_run(place: str, saved: dict[str, Any], now: dict[str, Any]) -> No
         raise CheckpointError(
             f"{place}: cannot resume: these settings differ from the run that wrote the checkpoint: "
             f"{'; '.join(differences)}. Give the same, or leave --load_checkpoint out to start from the beginning "
-            "(from these "
-            "weights: openkto convert_checkpoint makes a model of them for --pretrain)."
+            "(from these weights: openkto convert_checkpoint makes a model of them for --pretrain)."
         )
 
 

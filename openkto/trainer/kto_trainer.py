@@ -41,7 +41,7 @@ from openkto.trainer.forwards import (
     row_columns,
     to_device,
 )
-from openkto.trainer.identity import identity_of, in_words, settings_of
+from openkto.trainer.identity import identity_of, in_words
 from openkto.trainer.planning import plan_for
 from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.reference import make_reference
@@ -117,7 +117,8 @@ class KTOTrainer:
             eval_dataloader = {"eval": eval_dataloader}
         self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader
         self.loss = dataclasses.replace(loss or KTOLoss(), **loss_terms)
-        self.settings = settings_of(self.loss) | {
+        # A run that is resumed with others would be another run.
+        self.settings = self.loss.settings() | {
             "max_norm": max_norm,
             "ref_sync_steps": ref_sync_steps,
             "ref_sync_alpha": ref_sync_alpha,
@@ -126,7 +127,7 @@ class KTOTrainer:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.reference = make_reference(model, model.module, ref_model, strategy)
         self.work = step_work(model.module, ref_model)
-        self.max_norm, self.max_epochs = max_norm, max_epochs
+        self.max_epochs = max_epochs
         self.run = RunState()
         self.ref_sync_steps, self.ref_sync_alpha = ref_sync_steps, ref_sync_alpha
         if ref_sync_steps > 0:

@@ -28,7 +28,7 @@ from openkto.report.standstill import Standstill
 from openkto.report.throughput import StepCounts, Throughput, peak_memory_gib
 from openkto.report.trackers import Trackers
 from openkto.trainer.rng import Arrays
-from openkto.trainer.run_state import RunState
+from openkto.trainer.run_state import RunState, known_fields
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +47,6 @@ class StepReport:
     learning_rate: float
     entropy: float | None = None
     aux_loss: float | None = None
-
-
-def _known(record: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return what another version saved of a record, of the fields that this one has; others have their defaults."""
-    return {field.name: values[field.name] for field in dataclasses.fields(record) if field.name in values}
 
 
 class Resumed(NamedTuple):
@@ -172,9 +167,9 @@ class Reporter:
         for i, values in enumerate(resumed.values["reports"]):
             known = [name for name in ROW_ARRAYS if f"{i}/{name}" in resumed.arrays]  # earlier versions had fewer
             per_row: dict[str, Any] = {name: resumed.arrays[f"{i}/{name}"] for name in known}
-            rows = BatchRows(**_known(BatchRows, values.pop("rows")), **per_row)
-            counts = StepCounts(**_known(StepCounts, values.pop("counts")))
-            report = StepReport(rows=rows, counts=counts, **_known(StepReport, values))
+            rows = BatchRows(**known_fields(BatchRows, values.pop("rows")), **per_row)
+            counts = StepCounts(**known_fields(StepCounts, values.pop("counts")))
+            report = StepReport(rows=rows, counts=counts, **known_fields(StepReport, values))
             self._pool(report, 0.0, 0.0)
         self.train_lines = resumed.values.get("train_lines")
         self.lines_at_step.update(resumed.values.get("lines_at_step", {}))

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def known_fields(record: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return what another version saved of a record, of the fields that this one has; others have their defaults."""
+    return {field.name: values[field.name] for field in dataclasses.fields(record) if field.name in values}
+
+
 @dataclass
 class RunState:
     """What the loop counts. With the engine, the random generators and the open log line it is the whole run."""
@@ -31,4 +36,4 @@ class RunState:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RunState":
         """Return the state that was saved; what an older version did not save is as at the start."""
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values})
+        return cls(**known_fields(cls, values))
