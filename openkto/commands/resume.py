@@ -99,7 +99,7 @@ def is_done(
     if problem is not None:
         log.warning("warning: %s: %s; the model is made again from %s", folder, problem, found.folder)
         return False
-    log.info("nothing left to do: %d of %d steps are done, and the model is in %s", step, total, folder)
+    log.info("nothing is left to do: %d of %d steps are done, and the model is in %s", step, total, folder)
     return True
 
 

@@ -1,7 +1,7 @@
 """What the ranks of a command compare before they compute anything together: settings, versions, rows, model files.
 
-Ranks that disagree train a wrong run, or wait for each other forever. So each comparison
-stands before whatever a difference would break.
+Ranks that disagree train a wrong run, or wait for each other forever. So each comparison stands before whatever a
+difference would break.
 """
 
 import os

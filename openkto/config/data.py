@@ -60,21 +60,18 @@ class DataConfig:
     label_key: str = option(
         "label",
         "the field with the label: true is desirable. As in --input_key and --output_key, dots go into nested fields, "
-        "such "
-        "as scores.0.value; in a chat it may name a field of the messages",
+        "such as scores.0.value; in a chat it may name a field of the messages",
     )
     label_map: list[str] = option(  # noqa: RUF009 (a plain field)
         [],
         "what labels mean, as VALUE=true, VALUE=false, or VALUE=none to leave such rows out; any other value is then "
-        "an "
-        "error",
+        "an error",
         default_text="true/false, 1/0, 1/-1 and usual words",
     )
     label_threshold: list[float] | None = option(  # noqa: RUF009 (a plain field)
         None,
         "read scores as labels. One number: at or above it desirable, below it undesirable. Two numbers: at or above "
-        "the "
-        "larger desirable, at or below the smaller undesirable, rows between them left out and counted",
+        "the larger desirable, at or below the smaller undesirable, rows between them left out and counted",
         default_text="labels are not scores",
     )
     weight_key: str | None = option(

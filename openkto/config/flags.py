@@ -32,7 +32,7 @@ from openkto.config.foreign_flags import advice_on
 from openkto.config.run_file import describe, run_file_of, settings_of_run
 from openkto.config.values import Given, Raw, convert, is_list, kind_of, rule
 from openkto.errors import ConfigError
-from openkto.process.limits import kind_of_file
+from openkto.process.limits import check_plain
 
 Command = Literal["inspect", "train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
 
@@ -262,9 +262,7 @@ def _read_yaml(path: str) -> dict[str, Given]:
     wins over an earlier one of the same name.
     """
     try:
-        kind = kind_of_file(Path(path))
-        if kind is not None:
-            raise ConfigError(f"--config: must be a plain file; got {path!r}, {kind}. Write it to a file.")
+        check_plain("--config", path)
         root = yaml.compose(Path(path).read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(f"--config: must be a YAML file; got {path!r} ({error.strerror}). Check the path.") from None
@@ -321,10 +319,10 @@ def _plain(node: yaml.Node, place: str) -> Raw:
         return None if node.tag.endswith(":null") else str(node.value)
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [str(item.value) for item in node.value]
-    if place.endswith((": dataset", ": eval_dataset")) and isinstance(node, yaml.SequenceNode):
+    if place.endswith((": dataset", ": eval_dataset")):
+        if isinstance(node, yaml.MappingNode):
+            return _entry(node, place)
         return [_entry(item, place) for item in node.value]
-    if place.endswith((": dataset", ": eval_dataset")) and isinstance(node, yaml.MappingNode):
-        return _entry(node, place)
     raise ConfigError(
         f"{place}: must be a value or a list of values; got something nested. Names are flat, see --help."
     )

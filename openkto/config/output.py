@@ -109,8 +109,7 @@ class CheckpointConfig:
     use_ds_universal_ckpt: bool = option(
         False,
         "does nothing; accepted because OpenRLHF has it. Any checkpoint can be resumed on any number of ranks and at "
-        "any "
-        "ZeRO stage",
+        "any ZeRO stage",
         train_only=True,
     )
     max_time: str | None = option(

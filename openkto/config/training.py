@@ -72,8 +72,7 @@ class DeepspeedConfig:
     zpg: int = option(
         1,
         "ZeRO++: every N ranks, such as the GPUs of a node, hold a full copy of the parameters for the backward pass; "
-        "1 is "
-        "off; needs --zero_stage 3",
+        "1 is off; needs --zero_stage 3",
         "ranks",
         at_least=1,
         below=LARGE,
@@ -137,8 +136,7 @@ class DeepspeedConfig:
     tensor_parallel_size: int = option(
         1,
         "tensor parallelism (DeepSpeed's AutoTP): N GPUs share a model's weights and run the same rows; N must divide "
-        "the "
-        "number of GPUs",
+        "the number of GPUs",
         "GPUs",
         at_least=1,
         below=LARGE,
@@ -183,8 +181,7 @@ class TrainConfig:
     max_tokens_per_micro_batch: int | str | None = option(
         None,
         "at most N tokens, padding included, in a forward pass with gradient on one GPU; auto measures what fits; "
-        "changes "
-        "only speed and memory, never results",
+        "changes only speed and memory, never results",
         "tokens",
         at_least=1,
         below=LARGE,

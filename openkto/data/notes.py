@@ -45,3 +45,10 @@ INFORMATION: dict[str, str] = {
     " are kept, as the model writes them",
     "developer as system": "the chat template knows no developer role: its message goes as the system's",
 }
+
+# What the tokenizer and the template did to rows.
+MERGED = "the tokenizer merges over the boundary, so the completion is tokenised by itself"
+TEMPLATE_DIFFERS = (
+    "the chat template renders the prompt otherwise when the answer follows; the common text is the prompt"
+)
+SPECIAL_MARKUP = "a text holds the markup of a special token, which becomes that token"

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from openkto.data.notes import INFORMATION, WARNINGS
+from openkto.data.notes import INFORMATION, MERGED, SPECIAL_MARKUP, TEMPLATE_DIFFERS, WARNINGS
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +59,9 @@ def say(report: DataReport, max_len: int) -> None:
         if desirable or undesirable:
             logger.info("data: %s: %d desirable, %d undesirable rows", what, desirable, undesirable)
     notes = {
-        "the tokenizer merges over the boundary, so the completion is tokenised by itself": report.merged,
-        "the chat template renders the prompt otherwise when the answer follows; the common text is the prompt": (
-            report.template_differs
-        ),
-        "a text holds the markup of a special token, which becomes that token": report.special_markup,
+        MERGED: report.merged,
+        TEMPLATE_DIFFERS: report.template_differs,
+        SPECIAL_MARKUP: report.special_markup,
     }
     for what, count in notes.items():
         if count:

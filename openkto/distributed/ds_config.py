@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from openkto.distributed.zero_options import SIZE_FLAGS, ZeroOptions, in_cpu_memory, shared_section, zero_section
 from openkto.errors import ConfigError
-from openkto.process.limits import kind_of_file
+from openkto.process.limits import check_plain
 
 Precision = Literal["fp32", "bf16", "fp16"]
 SMALLEST_LOSS_SCALE = 1.0  # of fp16
@@ -220,9 +220,7 @@ def _read(path: str) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        kind = kind_of_file(Path(path))
-        if kind is not None:
-            raise ConfigError(f"--ds_config: must be a plain file; got {path!r}, {kind}. Write it to a file.")
+        check_plain("--ds_config", path)
         user = json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except OSError as error:
         got = f"{path!r} ({error.strerror})"

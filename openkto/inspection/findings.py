@@ -7,12 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openkto.data.contradictions import texts_labelled_both_ways
-from openkto.data.notes import INFORMATION, WARNINGS
+from openkto.data.notes import INFORMATION, MERGED, SPECIAL_MARKUP, TEMPLATE_DIFFERS, WARNINGS
 from openkto.inspection import label_errors, near_duplicates
 from openkto.inspection.seen import FIRST_ROWS, SeenRows
 
 SAME_COMPLETION_SHARE, SAME_COMPLETION_ROWS = 0.05, 10  # an answer to so many different prompts is worth a look
-MERGED = "the tokenizer merges over the boundary of prompt and completion, so the completion is tokenised by itself"
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def _add_flags(found: Gathering, seen: SeenRows) -> None:
     warnings = {
         **WARNINGS,
         "unknown tokens": "the tokenizer has no token for a part of the text: the model cannot read it",
-        "special markup": "a text holds the markup of a special token, which becomes that token",
+        "special markup": SPECIAL_MARKUP,
         "looks like a chat": "the prompt looks like a chat, and no chat template is applied: give messages, or pass "
         "--apply_chat_template for prompts of one turn",
         "foreign markup": "the prompt holds the markup of a chat template that is not this tokenizer's, which it reads "
@@ -143,8 +142,7 @@ def _add_flags(found: Gathering, seen: SeenRows) -> None:
     notes = {
         **INFORMATION,
         "boundary merged": MERGED,
-        "template differs": "the chat template renders the prompt otherwise when the answer follows; what both have in "
-        "common is the prompt",
+        "template differs": TEMPLATE_DIFFERS,
         "no template": "prompt and completion are plain texts, and no chat template is applied",
         "begins with BOS": "the prompt begins with the tokenizer's BOS",
         "ends with EOS": "the completion ends with the tokenizer's EOS; others end with their template's end of turn",

@@ -58,6 +58,7 @@ class SeenRows:
         self.first_bad: dict[str, list[str]] = {}
         self._columns: dict[str, list[NDArray[Any]]] = {}
         self._prefixes: dict[str, int] = {}
+        self._heads: list[str] = []  # the same, by their numbers
         self._prefix, self._line = array("i"), array("q")
 
     def see(self, rows: list[tuple[int, Row, TokenizedRow]], written: pa.RecordBatch) -> None:
@@ -105,7 +106,7 @@ class SeenRows:
     def place(self, row: int) -> str:
         """Return a row's place in its file, as errors name it."""
         line = self._line[row]
-        return f"{list(self._prefixes)[self._prefix[row]]}{line if line >= 0 else ''}"
+        return f"{self._heads[self._prefix[row]]}{line if line >= 0 else ''}"
 
     def _keep(self, name: str, values: NDArray[Any]) -> None:
         self._columns.setdefault(name, []).append(values)
@@ -116,7 +117,10 @@ class SeenRows:
         is_number = digits.isascii() and bool(digits) and str(int(digits[:18])) == digits
         if not is_number:
             head = place
-        self._prefix.append(self._prefixes.setdefault(head, len(self._prefixes)))
+        if head not in self._prefixes:
+            self._prefixes[head] = len(self._heads)
+            self._heads.append(head)
+        self._prefix.append(self._prefixes[head])
         self._line.append(int(digits) if is_number else -1)
 
     def _kinds_of(self, row: Row, tokens: TokenizedRow) -> set[str]:

@@ -107,7 +107,6 @@ def _check_distance(pretrain: str, when: str, expected_BTV: Tensor, got_BTV: Ten
     if not apart <= TOLERANCE:
         raise ConfigError(
             f"{pretrain}: the merged model must compute the same as base model and adapter; got {apart:.3g} nats "
-            "between"
-            f" their log-probabilities, {when}. Use the adapter with its base model, or another --export_dtype if this"
-            " one overflows."
+            f"between their log-probabilities, {when}. Use the adapter with its base model, or another --export_dtype "
+            "if this one overflows."
         )

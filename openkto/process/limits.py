@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from openkto.errors import ConfigError
+
 # A row of more characters than this has more tokens than any model takes, and would need gigabytes to be tokenised.
 ROW_CHARACTERS = 5_000_000
 # What takes milliseconds, such as rendering a row or matching a name; of the process's own time, not the clock's.
@@ -131,6 +133,17 @@ def match_in_time(pattern: str, texts: list[str], seconds: float = SECONDS) -> s
 def is_panic(error: BaseException) -> bool:
     """Whether an exception is how a library written in Rust gives up, which is no Exception to Python."""
     return type(error).__name__ == "PanicException"
+
+
+def check_plain(flag: str, path: str) -> None:
+    """Raise a ConfigError for a file of settings that is a pipe or a device, which may never end.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    kind = kind_of_file(Path(path))
+    if kind is not None:
+        raise ConfigError(f"{flag}: must be a plain file; got {path!r}, {kind}. Write it to a file.")
 
 
 def kind_of_file(path: Path) -> str | None:

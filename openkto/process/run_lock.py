@@ -106,8 +106,7 @@ class RunLocks:
         if other is not None:
             raise ConfigError(
                 f"{flag}: a folder takes one run at a time; got {folder}, where another run is active ({other}). Wait "
-                "for "
-                "its end, stop it, or name another folder."
+                "for its end, stop it, or name another folder."
             )
         self._held[file] = own
         if len(self._held) == 1:
