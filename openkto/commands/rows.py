@@ -1,18 +1,21 @@
 """The tokenizer and the rows of a configuration; this needs neither a model's weights nor DeepSpeed."""
 
 from collections.abc import Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from openkto.config import RunConfig, settings_for
 from openkto.config.data_checks import label_meanings, template_kwargs
 from openkto.data.dataset import UnpairedPreferenceDataset
-from openkto.models.loading import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
-def load_tokenizer_of(config: RunConfig, pretrain: str) -> PreTrainedTokenizerBase:
+def load_tokenizer_of(config: RunConfig, pretrain: str) -> "PreTrainedTokenizerBase":
     """Return the model's tokenizer."""
+    # transformers imports torch with its tokenizers; reading rows with one needs neither.
+    from openkto.models.loading import load_tokenizer
+
     tokenizer: PreTrainedTokenizerBase = load_tokenizer(
         pretrain,
         use_fast=not config.model.disable_fast_tokenizer,
