@@ -8,7 +8,7 @@ STAMP := $(VENV)/.set-up
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-slow test-slurm lint setup clean
+.PHONY: demo test test-slow test-slurm lint docs setup clean
 
 setup: $(STAMP)
 
@@ -39,5 +39,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a site, in site/: a broken link or anchor is an error. Three seconds, no network.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) demo build site *.egg-info
