@@ -1,4 +1,4 @@
-"""The no_grad forward passes of a batch, shared by training and evaluation, and their results.
+"""The forward passes of a batch, without gradient for training and evaluation alike and with it, and their results.
 
 Shapes:  B = rows in a micro-batch, L = rows on this rank, N = rows in the global batch (all ranks).
 Units:   nats.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from openkto.batches.loader import MicroBatch, RankBatch
 from openkto.errors import TrainingError
-from openkto.models.loss import KTOLoss, reference_point
+from openkto.models.loss import KTOLoss, reference_point, sft_loss
 from openkto.report.metrics import BatchRows
 from openkto.trainer.protocols import Reference, Strategy
 
@@ -75,6 +75,51 @@ def forward_without_gradient(
     else:
         z_ref, mean = _scalar(shift, device), None
     return BeforeGradient(ref_matched, z_ref, mean, totals[1], pairs_L2)
+
+
+class MatchedPart(NamedTuple):
+    """What the matched forward of a micro-batch gives."""
+
+    loss: Tensor  # scalar, float32, with the graph: its part of the global batch's loss
+    aux_loss: Tensor  # scalar, without: its part of the balancing loss; 0 where there is none
+    columns: "Columns"
+
+
+def forward_with_gradient(
+    model: Any,
+    loss: KTOLoss,
+    batch: RankBatch,
+    micro_batch: MicroBatch,
+    ref_log_prob: Tensor,
+    before: BeforeGradient,
+    *,
+    with_entropy: bool,
+) -> MatchedPart:
+    """Run the policy on a matched micro-batch, with gradient, and return its part of the batch's loss.
+
+    Args:
+        micro_batch: one of `batch.matched`, on the device.
+        ref_log_prob: its part of `before.ref_log_prob`.
+    """
+    by_token, has_aux_loss = loss.facts.by_token, loss.aux_loss_coef > 0
+    output = model(
+        *model_inputs(micro_batch), with_entropy=with_entropy, with_balancing_loss=has_aux_loss, with_tokens=by_token
+    )
+    label_B, mask_BT = micro_batch["label"], micro_batch["loss_mask"]
+    log_prob = output.log_prob_K if by_token else output.log_prob_B
+    log_ratio_B = loss.log_ratios(log_prob, ref_log_prob, mask_BT)
+    log_prob_B = loss.row_log_probs(log_prob, mask_BT)
+    losses_B = loss(log_ratio_B, label_B, before.z_ref, micro_batch["weight"])
+    # A dummy row's log-ratio is the constant 0: it has no gradient, and its loss is not reported.
+    total, aux_loss = losses_B.sum() / len(batch.rows), torch.zeros((), device=losses_B.device)
+    if loss.sft_loss_coef > 0:
+        total = total + loss.sft_loss_coef * sft_loss(log_prob_B, label_B, before.desirable_tokens)
+    if has_aux_loss:
+        tokens = (micro_batch["attention_mask"] * is_real(micro_batch)[:, None]).sum()
+        aux_loss = output.balancing_loss * tokens / batch.matched_tokens
+        total = total + loss.aux_loss_coef * aux_loss
+    columns = row_columns(micro_batch, log_prob_B, log_ratio_B, entropy=output.entropy_B)
+    return MatchedPart(total.float(), aux_loss.detach(), columns)
 
 
 def _scalar(number: float, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 
 from openkto.batches.loader import KTODataLoader
 from openkto.config import settings
+from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.gather import whole_shape
 from openkto.errors import CheckpointError
 
@@ -60,6 +61,15 @@ def by_names(saved: dict[str, Any]) -> dict[str, Any]:
     """Return a saved identity keyed by setting names; earlier versions keyed it by the words of their errors."""
     names = {words: name for name, words in WORDS.items()}
     return {names.get(key, key.removeprefix("--")): value for key, value in saved.items()}
+
+
+def check_same_on_all_ranks(strategy: Any, identity: dict[str, Any], loader: KTODataLoader) -> None:
+    """Raise ConfigError where the ranks differ in the identity or in what the plan of micro-batches follows from."""
+    plan = {
+        "micro_train_batch_size": loader.micro_train_batch_size,
+        "max_tokens_per_micro_batch": loader.max_tokens,
+    }
+    check_all_agree(strategy, {in_words(name): value for name, value in (identity | plan).items()})
 
 
 def check_same_run(place: str, saved: dict[str, Any], now: dict[str, Any]) -> None:

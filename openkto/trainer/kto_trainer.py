@@ -18,37 +18,27 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from openkto.batches.loader import KTODataLoader, RankBatch
-from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.moving_reference import check_moves, move_reference
 from openkto.distributed.strategy import StepResult
 from openkto.errors import ConfigError, StopError, TrainingError
-from openkto.models.loss import KTOLoss, sft_loss
+from openkto.models.loss import KTOLoss
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
 from openkto.report.flops import actor_in, step_work
-from openkto.report.throughput import StepCounts
 from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.failed_step import write_failed_step
 from openkto.trainer.final_model import count, save_model
 from openkto.trainer.fit_args import FitArgs
-from openkto.trainer.forwards import (
-    forward_without_gradient,
-    is_real,
-    model_inputs,
-    name_rows,
-    read_rows,
-    row_columns,
-    to_device,
-)
-from openkto.trainer.identity import identity_of, in_words
+from openkto.trainer.forwards import forward_with_gradient, forward_without_gradient, name_rows, read_rows, to_device
+from openkto.trainer.identity import check_same_on_all_ranks, identity_of
 from openkto.trainer.planning import plan_for
 from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.reference import make_reference
-from openkto.trainer.reporter import Reporter, StepReport
+from openkto.trainer.reporter import Reporter, StepReport, counts_of
 from openkto.trainer.run_state import RunState
 from openkto.trainer.saving import RunSaver, open_checkpoints
-from openkto.trainer.schedule import learning_rates, total_steps
+from openkto.trainer.schedule import is_due, learning_rates, total_steps
 
 
 class KTOTrainer:
@@ -180,8 +170,7 @@ class KTOTrainer:
                 while run.step < last_step:
                     started = self._wait_for_batch(run.step + 1)
                     for batch in loader:
-                        is_last = run.step + 1 == total_steps
-                        self._step_and_report(args, run, reporter, saver, batch, started, is_last=is_last)
+                        self._step_and_report(args, run, reporter, saver, batch, started)
                         is_best = False
                         if self._is_evaluation_due(args.eval_steps, run.step, total_steps):
                             is_best = saver.note_if_best(run, self._evaluate_and_report(run, reporter, saver))
@@ -214,15 +203,8 @@ class KTOTrainer:
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
         checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)
-        if args.save_failed_step and not checkpoints.with_engine:
-            raise ConfigError("--save_failed_step: needs checkpoints; got --disable_ds_ckpt. Leave one of them out.")
-        loader = self.train_dataloader
-        identity = self.settings | identity_of(self.model.module, loader, total_steps) | args.identity
-        plan = {
-            "micro_train_batch_size": loader.micro_train_batch_size,
-            "max_tokens_per_micro_batch": loader.max_tokens,
-        }
-        check_all_agree(self.strategy, {in_words(name): value for name, value in (identity | plan).items()})
+        identity = self.settings | identity_of(self.model.module, self.train_dataloader, total_steps) | args.identity
+        check_same_on_all_ranks(self.strategy, identity, self.train_dataloader)
         return RunSaver(
             checkpoints,
             self.model,
@@ -243,15 +225,7 @@ class KTOTrainer:
         return time.perf_counter()
 
     def _step_and_report(
-        self,
-        args: FitArgs,
-        run: RunState,
-        reporter: Reporter,
-        saver: RunSaver,
-        batch: RankBatch,
-        started: float,
-        *,
-        is_last: bool,
+        self, args: FitArgs, run: RunState, reporter: Reporter, saver: RunSaver, batch: RankBatch, started: float
     ) -> None:
         saver.note_before_step()
         run.step += 1
@@ -271,42 +245,26 @@ class KTOTrainer:
             run.log_ratio_rows += report.counts.rows
         if self.ref_sync_steps > 0 and run.step % self.ref_sync_steps == 0:
             move_reference(self.ref_model, self.model, self.ref_sync_alpha)
-        reporter.step(batch, report, time.perf_counter() - started, is_last=is_last)
+        reporter.step(batch, report, time.perf_counter() - started)
 
     # ---- one step ---------------------------------------------------------------------------------------------------
 
     def _train_step(self, args: FitArgs, run: RunState, batch: RankBatch, learning_rate: float) -> StepReport:
-        place, shift, with_entropy = f"step {run.step}", run.shift or 0.0, args.log_entropy
+        place, shift = f"step {run.step}", run.shift or 0.0
         before = forward_without_gradient(
             self.model, self.reference, self.strategy, self.loss, batch, place, self.watchdog.beat, shift
         )
         self.model.train()
-        has_aux_loss = self.loss.aux_loss_coef > 0
         parts, aux_loss = [], torch.zeros((), device=self.strategy.device)
         for m, ref_log_prob in enumerate(before.ref_log_prob):
             self.watchdog.beat()
             micro_batch = to_device(batch.matched[m], self.strategy.device)
-            output = self.model(
-                *model_inputs(micro_batch),
-                with_entropy=with_entropy,
-                with_balancing_loss=has_aux_loss,
-                with_tokens=self.loss.facts.by_token,
+            part = forward_with_gradient(
+                self.model, self.loss, batch, micro_batch, ref_log_prob, before, with_entropy=args.log_entropy
             )
-            label_B, mask_BT = micro_batch["label"], micro_batch["loss_mask"]
-            log_prob = output.log_prob_K if self.loss.facts.by_token else output.log_prob_B
-            log_ratio_B = self.loss.log_ratios(log_prob, ref_log_prob, mask_BT)
-            log_prob_B = self.loss.row_log_probs(log_prob, mask_BT)
-            losses_B = self.loss(log_ratio_B, label_B, before.z_ref, micro_batch["weight"])
-            # A dummy row's log-ratio is the constant 0: it has no gradient, and its loss is not reported.
-            loss = losses_B.sum() / len(batch.rows)
-            if self.loss.sft_loss_coef > 0:
-                loss = loss + self.loss.sft_loss_coef * sft_loss(log_prob_B, label_B, before.desirable_tokens)
-            if has_aux_loss:
-                tokens = (micro_batch["attention_mask"] * is_real(micro_batch)[:, None]).sum()
-                part = output.balancing_loss * tokens / batch.matched_tokens
-                loss, aux_loss = loss + self.loss.aux_loss_coef * part, aux_loss + part.detach()
-            self.strategy.backward(self.model, loss.float(), is_last=m == len(batch.matched) - 1)
-            parts.append(row_columns(micro_batch, log_prob_B, log_ratio_B, entropy=output.entropy_B))
+            self.strategy.backward(self.model, part.loss, is_last=m == len(batch.matched) - 1)
+            parts.append(part.columns)
+            aux_loss += part.aux_loss
         try:
             rows, columns = read_rows(self.strategy, batch, parts, before, place)
             result = self._update(rows.row_N, place)
@@ -318,19 +276,12 @@ class KTOTrainer:
             raise
         return StepReport(
             rows=rows,
-            counts=StepCounts(
-                rows=len(batch.rows),
-                matched_tokens=batch.matched_tokens,
-                mismatched_tokens=batch.mismatched_tokens,
-                slots=batch.slots,
-                same_prompt=batch.same_prompt,
-                same_completion=batch.same_completion,
-            ),
+            counts=counts_of(batch),
             grad_norm=result.grad_norm,
             applied=result.applied,
             learning_rate=learning_rate,
-            entropy=float(columns["entropy"].sum() / rows.scored_N.sum()) if with_entropy else None,
-            aux_loss=float(self.strategy.all_reduce(aux_loss[None])[0]) if has_aux_loss else None,
+            entropy=float(columns["entropy"].sum() / rows.scored_N.sum()) if args.log_entropy else None,
+            aux_loss=float(self.strategy.all_reduce(aux_loss[None])[0]) if self.loss.aux_loss_coef > 0 else None,
         )
 
     def _update(self, row_N: NDArray[np.float64], place: str) -> StepResult:
@@ -357,8 +308,7 @@ class KTOTrainer:
         }
 
     def _is_evaluation_due(self, eval_steps: int, step: int, total_steps: int) -> bool:
-        every = eval_steps if eval_steps > 0 else len(self.train_dataloader)
-        return eval_steps != 0 and (step % every == 0 or step == total_steps)
+        return eval_steps != 0 and (step == total_steps or is_due(eval_steps, step, len(self.train_dataloader)))
 
     def _evaluate_and_report(
         self, run: RunState, reporter: Reporter, saver: RunSaver, *, by_signal_alone: bool = False

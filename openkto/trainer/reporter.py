@@ -49,6 +49,18 @@ class StepReport:
     aux_loss: float | None = None
 
 
+def counts_of(batch: RankBatch) -> StepCounts:
+    """Return what a batch's step runs."""
+    return StepCounts(
+        rows=len(batch.rows),
+        matched_tokens=batch.matched_tokens,
+        mismatched_tokens=batch.mismatched_tokens,
+        slots=batch.slots,
+        same_prompt=batch.same_prompt,
+        same_completion=batch.same_completion,
+    )
+
+
 class Resumed(NamedTuple):
     """What `Reporter.state` returned when the checkpoint was saved."""
 
@@ -89,7 +101,7 @@ class Reporter:
         self.seconds_before = 0.0
         self.started = time.perf_counter()
         self.last: dict[str, float] = {}
-        self.run, self.rows_per_epoch = run, loader.num_rows
+        self.run, self.rows_per_epoch, self.total_steps = run, loader.num_rows, total_steps
         self.standstill = Standstill()
         self.trackers: Trackers | None = None
         self.progress: Progress | None = None
@@ -191,7 +203,7 @@ class Reporter:
                 f"--log_batches: cannot write into {folder}; {error}. Name another --save_path."
             ) from error
 
-    def step(self, batch: RankBatch, report: StepReport, seconds: float, *, is_last: bool) -> None:
+    def step(self, batch: RankBatch, report: StepReport, seconds: float) -> None:
         """Take one step in; write a line when one is due."""
         self._pool(report, seconds, self.work.of(batch))
         self.standstill.see(self.run.step, report)
@@ -201,7 +213,7 @@ class Reporter:
         self.skipped += not report.applied
         self._write_batch(self.run.step, batch)
         self._write_rewards(report.rows)
-        if is_last or self.run.step % self.args.logging_steps == 0:
+        if self.run.step == self.total_steps or self.run.step % self.args.logging_steps == 0:
             self.write_window()
 
     def failed_step(self, batch: RankBatch) -> None:

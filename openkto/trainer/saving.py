@@ -24,6 +24,7 @@ from openkto.trainer.newest import find_checkpoint, is_instead
 from openkto.trainer.reporter import Reporter, Resumed
 from openkto.trainer.rng import Arrays, rng_state, set_rng_state
 from openkto.trainer.run_state import RunState
+from openkto.trainer.schedule import is_due
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class RunSaver:
         stop: StopRequest,
         watchdog: Watchdog,
     ) -> None:
+        if args.save_failed_step and not checkpoints.with_engine:
+            raise ConfigError("--save_failed_step: needs checkpoints; got --disable_ds_ckpt. Leave one of them out.")
         self.stop, self.watchdog, self.moving_reference = stop, watchdog, moving_reference
         self.checkpoints, self.engine, self.strategy, self.loader = checkpoints, engine, strategy, loader
         self.args, self.total_steps, self.write_copy = args, total_steps, write_copy
@@ -132,10 +135,9 @@ class RunSaver:
             self._raise_stop(run)
 
     def _is_due(self, step: int) -> bool:
-        every = self.args.save_steps if self.args.save_steps > 0 else len(self.loader)
         is_periodic = self.args.save_steps != 0
         is_end = step == self.total_steps and (is_periodic or self.args.save_every_minutes is not None)
-        return is_end or (is_periodic and step % every == 0)
+        return is_end or is_due(self.args.save_steps, step, len(self.loader))
 
     def _is_overdue(self) -> bool:
         minutes = self.args.save_every_minutes

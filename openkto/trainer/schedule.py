@@ -52,6 +52,11 @@ def total_steps(steps_per_epoch: int, max_epochs: int, max_steps: int | None) ->
     return max_steps or max_epochs * steps_per_epoch
 
 
+def is_due(every: int, step: int, steps_per_epoch: int) -> bool:
+    """Return whether what is done every N steps is, after this one; 0 is never, below 0 at the end of each epoch."""
+    return every != 0 and step % (every if every > 0 else steps_per_epoch) == 0
+
+
 def warmup_steps(name: str, total_steps: int, warmup_ratio: float) -> int:
     """Return how many of a run's steps are warm-up."""
     return 0 if name == "constant" else math.ceil(total_steps * warmup_ratio)
