@@ -15,6 +15,7 @@ from openkto.commands import inspect, report, train
 from openkto.config import LOSSES, eval_sets, from_yaml, to_yaml
 from openkto.config.flags import parse
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.sources import SourceSettings
 from tests.pages.made_runs import learning_run
 from tests.ranks import run_ranks
 from tests.text_rows import byte_tokenizer, write_model, write_rows
@@ -140,4 +141,6 @@ def test_the_example_of_entries_with_settings_of_their_own_reads_its_rows(tmp_pa
     assert trained.labels.tolist() == [True, False, True, False, False, True]
     ((name, entry),) = eval_sets(config.data).items()
     assert name == "held_out_stars"
-    assert UnpairedPreferenceDataset([entry], tokenizer, split="test").labels.tolist() == [True, False]
+    assert UnpairedPreferenceDataset(
+        [entry], tokenizer, source_settings=SourceSettings(split="test")
+    ).labels.tolist() == [True, False]

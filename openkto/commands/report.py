@@ -79,24 +79,15 @@ def texts_of(run: RunRecord, numbers: list[int]) -> "dict[int, RowText]":
     Raises:
         OpenKTOError: the settings or the data cannot be read.
     """
-    from openkto.config.data_checks import label_meanings
-    from openkto.data.row import RowSettings
+    from openkto.commands.rows import row_settings
     from openkto.data.row_texts import row_texts
     from openkto.data.sources import find_sources
 
     config = parse(["--config", str(run.folder / "run.yaml")], "train")[0]
     data = config.data
-    settings = RowSettings(
-        data.input_key,
-        data.output_key,
-        data.label_key,
-        weight_key=data.weight_key,
-        label_map=label_meanings("--label_map", data.label_map),
-        label_threshold=tuple(data.label_threshold or ()),
-    )
     place = data.dataset_split, data.dataset_config, data.dataset_revision, data.data_cache_dir
     sources = find_sources(data.dataset, *place)
-    return row_texts(sources, settings, numbers, max_samples=data.max_samples)
+    return row_texts(sources, row_settings(data), numbers, max_samples=data.max_samples)
 
 
 def _cut(text: str) -> str:

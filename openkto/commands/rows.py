@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from openkto.config import RunConfig, settings_for
+from openkto.config import DataConfig, RunConfig, settings_for
 from openkto.config.data_checks import label_meanings, template_kwargs
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.row import RowSettings
+from openkto.data.sources import SourceSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +26,16 @@ def load_tokenizer_of(config: RunConfig, pretrain: str) -> "PreTrainedTokenizerB
     return tokenizer
 
 
+def row_settings(data: DataConfig) -> RowSettings:
+    """Return how records are read, with what the settings say as text in values."""
+    read_from_text = {
+        "label_map": label_meanings("--label_map", data.label_map),
+        "label_threshold": tuple(data.label_threshold or ()),
+        "chat_template_kwargs": template_kwargs("--chat_template_kwargs", data.chat_template_kwargs),
+    }
+    return RowSettings(**settings_for(RowSettings, data) | read_from_text)
+
+
 def read_rows(
     sources: list[str],
     split: str,
@@ -35,18 +47,12 @@ def read_rows(
 ) -> UnpairedPreferenceDataset:
     """Return the rows of the sources; `more` are arguments that no setting has, or that override one."""
     data = config.data
-    settings = settings_for(UnpairedPreferenceDataset, data) | {
-        "dataset_probs": probs,
-        "label_map": label_meanings("--label_map", data.label_map),
-        "label_threshold": data.label_threshold or (),
-        "chat_template_kwargs": template_kwargs("--chat_template_kwargs", data.chat_template_kwargs),
-    }
+    settings = settings_for(UnpairedPreferenceDataset, data) | {"dataset_probs": probs}
     return UnpairedPreferenceDataset(
         sources,
         tokenizer,
-        split=split,
-        subset=data.dataset_config,
-        revision=data.dataset_revision,
+        row_settings=row_settings(data),
+        source_settings=SourceSettings(split, data.dataset_config, data.dataset_revision, data.max_samples),
         cache_dir=data.data_cache_dir,
         seed=config.train.seed,
         end_token_ids=end_token_ids,

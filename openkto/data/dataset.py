@@ -3,8 +3,8 @@
 import datetime
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from openkto.data.preview import preview_rows
 from openkto.data.problems import data_error
 from openkto.data.report import DataReport, say
 from openkto.data.row import RowSettings
-from openkto.data.sources import Source, find_sources
+from openkto.data.sources import Source, SourceSettings, find_sources
 from openkto.data.template import uses_date
 from openkto.data.tokenize import choose_pad_token
 from openkto.errors import ConfigError, DataError
@@ -37,22 +37,13 @@ class UnpairedPreferenceDataset:
         source: a path, glob, `save_to_disk` folder or hub name; a list of such; or a list of rows (dicts).
         tokenizer: a Hugging Face tokenizer, with a chat template where rows hold messages.
         max_len: tokens of prompt and completion together; stored ids are uncut, `cut` cuts them.
+        row_settings: how records become rows and texts; a source's own settings go over them.
+        source_settings: which part of each source is read.
         dataset_probs: how often each source is drawn; None puts them one after the other.
-        split: the split of a hub dataset or of a folder with several.
-        subset: of a hub dataset with several; NAME:SUBSET names it, too.
-        revision: the commit, tag or branch of hub datasets.
-        max_samples: records read from each source, from its start.
+        end_token_ids: where generation stops beside the tokenizer's EOS: generation_config's eos_token_id.
         cache_dir: where tokenised rows are kept; None is $OPENKTO_CACHE or ~/.cache/openkto.
         seed: of the mixing.
-        weight_key: the field with each row's own weight; None weighs every row 1.
-        apply_chat_template: whether text prompts are wrapped; None: where the tokenizer has a chat template, unless
-            there is an input_template.
-        chat_template_kwargs: arguments for the chat template; a row's own go over them.
-        end_token_ids: where generation stops beside the tokenizer's EOS: generation_config's eos_token_id.
-        template_date: the day, YYYY-MM-DD, that a chat template which prints today's date prints; None is today.
-        label_map: what each label means, and nothing else does; None leaves the row out.
         watch: looks at each row on the way, for which the rows are read again where they are cached.
-        label_threshold: reads scores: desirable from the larger number, undesirable below it, or up to the smaller.
 
     Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
     """
@@ -63,45 +54,19 @@ class UnpairedPreferenceDataset:
         tokenizer: Any,
         max_len: int = 2048,
         *,
+        row_settings: RowSettings | None = None,
+        source_settings: SourceSettings | None = None,
         dataset_probs: Sequence[float] | None = None,
-        split: str = "train",
-        max_samples: int = 1_000_000,
-        input_key: str | None = None,
-        output_key: str | None = None,
-        label_key: str = "label",
-        input_template: str | None = None,
-        apply_chat_template: bool | None = None,
         truncation: rule.Truncation = "completion",
         on_bad_rows: Literal["error", "skip"] = "error",
+        end_token_ids: Sequence[int] = (),
         cache_dir: str | Path | None = None,
         seed: int = 42,
-        weight_key: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        end_token_ids: Sequence[int] = (),
-        template_date: str | None = None,
-        label_map: dict[str, bool | None] | None = None,
-        label_threshold: Sequence[float] = (),
-        subset: str | None = None,
-        revision: str | None = None,
         watch: RowWatch | None = None,
     ) -> None:
-        settings = RowSettings(
-            input_key,
-            output_key,
-            label_key,
-            input_template,
-            apply_chat_template,
-            weight_key,
-            dict(chat_template_kwargs or {}),
-            label_map,
-            tuple(label_threshold),
-        )
-        if uses_date(tokenizer) and template_date is None:
-            template_date = datetime.date.today().isoformat()
-        rendering: dict[str, Any] = {
-            "end_token_ids": list(end_token_ids),
-            "template_date": template_date if uses_date(tokenizer) else None,
-        }
+        settings, place = row_settings or RowSettings(), source_settings or SourceSettings()
+        date = settings.template_date or datetime.date.today().isoformat()
+        settings = replace(settings, template_date=date if uses_date(tokenizer) else None)
         _check_settings(settings, max_len)
         self.tokenizer = tokenizer
         self.max_len = max_len
@@ -111,7 +76,7 @@ class UnpairedPreferenceDataset:
         self.pad_token_id, pad_name = choose_pad_token(tokenizer)
         if pad_name != "pad_token":
             logger.info("the tokenizer has no pad token: %s (id %d) pads", pad_name, self.pad_token_id)
-        sources = find_sources(source, split, subset, revision, cache_dir)
+        sources = find_sources(source, place.split, place.subset, place.revision, cache_dir)
         self.name = ", ".join(found.name for found in sources)
         if dataset_probs is not None and len(dataset_probs) != len(sources):
             raise ConfigError(
@@ -121,7 +86,12 @@ class UnpairedPreferenceDataset:
 
         def build(folder: Path) -> None:
             preparation = Preparation(
-                tokenizer, settings, max_samples=max_samples, on_bad_rows=on_bad_rows, watch=watch, **rendering
+                tokenizer,
+                settings,
+                max_samples=place.max_samples,
+                on_bad_rows=on_bad_rows,
+                end_token_ids=end_token_ids,
+                watch=watch,
             )
             preparation.write(sources, folder)
 
@@ -130,8 +100,8 @@ class UnpairedPreferenceDataset:
             tokenizer,
             {
                 **asdict(settings),
-                **rendering,
-                "max_samples": max_samples,
+                "end_token_ids": list(end_token_ids),
+                "max_samples": place.max_samples,
                 "on_bad_rows": on_bad_rows,
                 "keys": [found.settings for found in sources],
             },

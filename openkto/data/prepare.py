@@ -88,10 +88,9 @@ class Preparation:
         max_samples: int,
         on_bad_rows: Literal["error", "skip"],
         end_token_ids: Sequence[int] = (),
-        template_date: str | None = None,
         watch: RowWatch | None = None,
     ) -> None:
-        self._tokenizer = RowTokenizer(tokenizer, end_token_ids=end_token_ids, template_date=template_date)
+        self._tokenizer = RowTokenizer(tokenizer, end_token_ids=end_token_ids, template_date=settings.template_date)
         self._settings = settings
         self._max_samples = max_samples
         self._on_bad_rows = on_bad_rows

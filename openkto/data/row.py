@@ -39,15 +39,26 @@ class Row:
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How records are read: --input_key, --output_key, --label_key, --weight_key, --input_template, ..."""
+    """How records become rows and texts; each field is the setting of its name, as a value.
+
+    Args:
+        apply_chat_template: whether text prompts are wrapped; None: where the tokenizer has a chat template, unless
+            there is an input_template.
+        weight_key: the field with each row's own weight; None weighs every row 1.
+        chat_template_kwargs: arguments for the chat template; a row's own go over them.
+        template_date: the day, YYYY-MM-DD, that a chat template which prints today's date prints; None is today.
+        label_map: what each label means, and nothing else does; None leaves the row out.
+        label_threshold: reads scores: desirable from the larger number, undesirable below it, or up to the smaller.
+    """
 
     input_key: str | None = None
     output_key: str | None = None
     label_key: str = "label"
     input_template: str | None = None
-    apply_chat_template: bool | None = None  # None: where there is a template and no input_template
+    apply_chat_template: bool | None = None
     weight_key: str | None = None
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    template_date: str | None = None
     label_map: dict[str, bool | None] | None = None
     label_threshold: tuple[float, ...] = ()
 

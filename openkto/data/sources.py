@@ -101,6 +101,23 @@ class Source:
         return total.hexdigest()
 
 
+@dataclass(frozen=True)
+class SourceSettings:
+    """Which part of each source is read; an entry's own split, config and revision go over it.
+
+    Args:
+        split: of a hub dataset or of a folder with several.
+        subset: of a hub dataset with several; NAME:SUBSET names it, too.
+        revision: the commit, tag or branch of hub datasets.
+        max_samples: records read from each source, from its start.
+    """
+
+    split: str = "train"
+    subset: str | None = None
+    revision: str | None = None
+    max_samples: int = 1_000_000
+
+
 def find_sources(
     source: str | Path | Sequence[object],
     split: str,

@@ -8,6 +8,7 @@ from openkto.batches.loader import KTODataLoader
 from openkto.config import settings
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.row import RowSettings
+from openkto.data.sources import SourceSettings
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.zero_options import ZeroOptions
 from openkto.models import Actor
@@ -17,8 +18,9 @@ from openkto.trainer import FitArgs, KTOTrainer
 # Where a caller of the library gives something else, or nothing, by another default: the setting's stands in the flags.
 OTHER = {
     KTODataLoader: set(),
-    UnpairedPreferenceDataset: {"chat_template_kwargs", "label_map", "label_threshold"},  # read from text
-    RowSettings: {"chat_template_kwargs", "label_map", "label_threshold"},
+    UnpairedPreferenceDataset: set(),
+    SourceSettings: set(),
+    RowSettings: {"chat_template_kwargs", "label_map", "label_threshold"},  # read from text
     DeepspeedStrategy: {
         "grad_accum_dtype",  # the setting's None is fp32
         *("train_batch_size", "micro_train_batch_size"),  # compared with a file of DeepSpeed's only

@@ -19,6 +19,7 @@ import pytest
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.notes import INFORMATION, WARNINGS, Note
 from openkto.errors import ConfigError, DataError
+from tests.helpers.datasets import dataset_of
 from tests.tokenizers_for_tests import BOS, CHAT_TEMPLATE, EOS, byte_tokenizer, metaspace_tokenizer
 
 
@@ -32,7 +33,7 @@ def pairs(count: int) -> list[dict]:
 
 
 def make(source, max_len=64, tokenizer=None, **settings) -> UnpairedPreferenceDataset:
-    return UnpairedPreferenceDataset(source, tokenizer or byte_tokenizer(chat_template=None), max_len, **settings)
+    return dataset_of(source, tokenizer or byte_tokenizer(chat_template=None), max_len, **settings)
 
 
 def error_of(source, **settings) -> str:

@@ -10,6 +10,7 @@ from openkto.data.problems import BadRow
 from openkto.data.row import Row, RowSettings
 from openkto.data.rows import RowReader
 from openkto.errors import DataError
+from tests.helpers.datasets import dataset_of
 from tests.text_rows import byte_tokenizer
 
 HI = {"role": "user", "content": "Hi"}
@@ -231,7 +232,7 @@ def test_turns_are_numbered_one_by_one_and_a_dialogue_without_a_label_takes_one_
     dataset = UnpairedPreferenceDataset(paths, byte_tokenizer(), 512)
     assert dataset.rows.tolist() == [0, 1, 3, 4]
     assert dataset.report.rows_read == 5
-    dataset = UnpairedPreferenceDataset(paths, byte_tokenizer(), 512, max_samples=1)
+    dataset = dataset_of(paths, byte_tokenizer(), max_samples=1)
     assert dataset.rows.tolist() == [0, 1, 4]
 
 
@@ -257,7 +258,7 @@ def test_what_was_recognised_is_said_at_every_start(caplog):
 def test_a_threshold_reads_stars_and_says_what_is_left_out(caplog):
     rows = [{"prompt": f"q{n}", "completion": "a", "label": n} for n in (1, 2, 3, 4, 5)]
     with caplog.at_level(logging.INFO):
-        dataset = UnpairedPreferenceDataset(rows, byte_tokenizer(), 512, label_threshold=(4, 2))
+        dataset = dataset_of(rows, byte_tokenizer(), label_threshold=(4, 2))
     assert dataset.labels.tolist() == [False, False, True, True]
     assert dataset.rows.tolist() == [0, 1, 3, 4]
     assert "left out 1 rows with a label that --label_map or --label_threshold leaves out" in caplog.text

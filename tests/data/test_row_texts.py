@@ -1,9 +1,9 @@
 import json
 
-from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.row import RowSettings
 from openkto.data.row_texts import RowText, row_texts
 from openkto.data.sources import find_sources
+from tests.helpers.datasets import dataset_of
 from tests.text_rows import byte_tokenizer
 
 UNPAIRED = [{"prompt": f"p{i}", "completion": f" c{i}", "label": i % 2 == 0} for i in range(5)]
@@ -19,7 +19,7 @@ def test_a_rows_text_is_the_one_that_the_data_set_trains_on_under_its_number(tmp
     files = [write(tmp_path / "a.jsonl", UNPAIRED), write(tmp_path / "b.jsonl", PAIRS)]
     settings = {"apply_chat_template": False, "max_samples": 2}
     tokenizer = byte_tokenizer()
-    dataset = UnpairedPreferenceDataset(files, tokenizer, 64, cache_dir=tmp_path / "cache", **settings)
+    dataset = dataset_of(files, tokenizer, 64, cache_dir=tmp_path / "cache", **settings)
     numbers = dataset.rows.tolist()
     # Two records of each file are read; the second file's rows follow all five of the first one.
     assert numbers == [0, 1, 5, 6, 7, 8]

@@ -10,6 +10,7 @@ from openkto.data.entries import read_entry
 from openkto.data.problems import Findings
 from openkto.data.sources import find_source, find_sources
 from openkto.errors import ConfigError, DataError
+from tests.helpers.datasets import dataset_of
 from tests.text_rows import byte_tokenizer
 
 ROWS = [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "c", "completion": "d", "label": False}]
@@ -203,7 +204,7 @@ def test_an_entry_may_read_labels_its_own_way(write_lines, cache_dir, own, value
     assert dataset.labels.tolist() == [True, False, *labels]
     assert read_entry(entry).settings.keys() == {"label_map", "label_threshold"}  # either flag gives way
     flags = {"label_map": {"true": False, "false": True}, "label_threshold": ()}
-    turned = UnpairedPreferenceDataset([str(paths[0]), entry], byte_tokenizer(), 512, **flags)
+    turned = dataset_of([str(paths[0]), entry], byte_tokenizer(), **flags)
     assert turned.labels.tolist() == [False, True, *labels]
 
 
