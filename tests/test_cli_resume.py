@@ -5,9 +5,12 @@ import os
 import signal
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from openkto.commands import train
+from openkto.distributed.checkpoint_folder import pointed_to
+from openkto.distributed.portable import read_masters
 from openkto.process.run_lock import RunLocks
 from tests.helpers.commands import flags, run_to_status
 from tests.helpers.records import batches, lines, numbers, same, weights
@@ -111,6 +114,35 @@ def test_a_run_that_resumed_from_a_path_resumes_from_where_it_is_now(place, comm
     events = EventAccumulator(f"{place}/events")
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 10))
+
+
+def test_a_run_that_ends_early_leaves_its_best_model_and_is_done(place, command):
+    more = ["--learning_rate", "0.03", "--eval_steps", "1", "--keep_best", "rewards/rejected"]
+    argv = [word for word in command if word not in ("--learning_rate", "1e-3")]
+    argv += [*more, "--early_stop_patience", "1", "--load_best_at_end"]
+    ((code, said),) = run_ranks(run_to_status, 1, place, argv)
+    assert code == 0, said
+    (summary,) = lines(place / "out", "summary")
+    end, reason = summary["step"], summary["ended"]
+    assert end < 9
+    assert reason.startswith("early stop: rewards/rejected was not better than ")
+    assert f"ended at step {end}: {reason}" in said
+    # The checkpoint's weights, as `read_masters` reads them, are the model's.
+    best = dict(read_masters(place / "out/checkpoints" / pointed_to(place / "out/checkpoints", "best")))
+    for name, tensor in weights(place / "out").items():
+        assert torch.equal(tensor.view(-1), best[f"model.{name}"]), name
+    before = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*") if path.is_file()}
+    ((code, said),) = run_ranks(run_to_status, 1, place, argv)
+    assert (code, said.splitlines()[-1]) == (
+        0, f"nothing is left to do: {end} of 9 steps are done ({reason}), and the model is in {place}/out"
+    )  # fmt: skip
+    assert {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*") if path.is_file()} == before
+    # What decides the end is part of what the run is.
+    identity = json.loads((place / f"out/checkpoints/global_step{end}/state.json").read_text())["identity"]
+    decided = {name: identity[name] for name in ("early_stop_patience", "load_best_at_end", "keep_best", "eval_steps")}
+    assert decided == {
+        "early_stop_patience": 1, "load_best_at_end": True, "keep_best": "rewards/rejected", "eval_steps": 1
+    }  # fmt: skip
 
 
 def test_where_no_checkpoint_is_found_the_folder_is_named(place, command):

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from openkto.commands.data import evaluation_sets
+from openkto.commands.data import check_has_metric, evaluation_sets
 from openkto.commands.outlook import describe_steps, describe_tokens, num_repeated, outlook_warnings
 from openkto.config import from_flat
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.errors import DataError
 from tests.text_rows import byte_tokenizer, write_rows
 
 
@@ -47,11 +48,35 @@ def test_few_steps_are_warned_of_with_flags_that_make_twenty():
     assert warned(1000, max_steps=20) == []
 
 
+def test_a_patience_that_the_run_is_too_short_for_is_warned_of():
+    (line,) = warned(960, train_batch_size=8, early_stop_patience=2, eval_steps=60)
+    assert line == (
+        "--early_stop_patience 2: the run has 2 evaluations, so it cannot end early. Lower it or --eval_steps."
+    )
+    assert warned(960, train_batch_size=8, early_stop_patience=2, eval_steps=59) == []
+    assert len(warned(960, train_batch_size=8, early_stop_patience=2, max_epochs=2)) == 1
+    assert warned(960, train_batch_size=8, early_stop_patience=2, max_epochs=3) == []
+
+
 @pytest.mark.parametrize(("scheduler", "is_zero"), [("linear", True), ("cosine", True), ("cosine_with_min_lr", False)])
 def test_a_run_whose_every_step_has_rate_0_trains_nothing(scheduler, is_zero):
     lines = warned(96, max_steps=1, lr_scheduler=scheduler, lr_warmup_ratio=0.0)
     told = f"--lr_scheduler {scheduler}: the learning rate of all steps is 0, so nothing is trained."
     assert any(line.startswith(told) for line in lines) is is_zero
+
+
+def test_the_metric_to_keep_needs_its_classes_in_the_evaluation_set(tmp_path):
+    rows = tmp_path / "chosen.jsonl"
+    rows.write_text('{"prompt": "p", "completion": " c", "label": true}\n')
+    sets = {"e": UnpairedPreferenceDataset(rows, byte_tokenizer(), cache_dir=tmp_path)}
+    for metric in ("loss", "rewards/accuracy", "rewards/chosen", None):
+        check_has_metric(metric, sets)
+    for metric in ("rewards/auc", "rewards/margins", "rewards/rejected"):
+        with pytest.raises(DataError) as raised:
+            check_has_metric(metric, sets)
+        assert str(raised.value) == (
+            f"--keep_best {metric}: needs undesirable rows in the evaluation set e; got none. Add some, or follow loss."
+        )
 
 
 def test_a_reference_point_of_few_rows_is_warned_of_by_how_many_there_are():

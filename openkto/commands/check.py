@@ -6,7 +6,14 @@ import sys
 from typing import Any
 
 from openkto.commands.build import Models
-from openkto.commands.data import check_sets, evaluation_sets, stops_of_rows, training_set, weights_of_classes
+from openkto.commands.data import (
+    check_has_metric,
+    check_sets,
+    evaluation_sets,
+    stops_of_rows,
+    training_set,
+    weights_of_classes,
+)
 from openkto.commands.outlook import say_outlook
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
 from openkto.config.flags import RunOptions
@@ -54,9 +61,10 @@ def check_training(config: RunConfig, models: Models, tokenizer: Any) -> list[An
 
 def check_evaluation(config: RunConfig, models: Models, tokenizer: Any) -> list[Any]:
     """Read the sets to evaluate on, and say what there is to say of them."""
-    sets = list(evaluation_sets(config, tokenizer).values())
-    check_sets(config, models, sets)
-    return sets
+    sets = evaluation_sets(config, tokenizer)
+    check_has_metric(config.checkpoint.keep_best, sets)
+    check_sets(config, models, list(sets.values()))
+    return list(sets.values())
 
 
 def describe_models(config: RunConfig, models: Models) -> str:

@@ -21,6 +21,12 @@ from openkto.models.loading import check_fits, load_config, stop_token_ids
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# Those that `rewards/...` cannot be computed without.
+CLASSES_OF_METRIC = {
+    **dict.fromkeys(("rewards/auc", "rewards/margins"), ("desirable", "undesirable")),
+    "rewards/chosen": ("desirable",),
+    "rewards/rejected": ("undesirable",),
+}
 FEW_PAIRS = 8  # with fewer, z_ref is mostly chance
 
 
@@ -67,6 +73,23 @@ def check_sets(config: RunConfig, models: Models, sets: list[UnpairedPreferenceD
             warning = check_fits(name, model_config, *rows.longest_and_largest())
             if warning is not None:
                 log.warning("warning: %s", warning)
+
+
+def check_has_metric(metric: str | None, eval_rows: dict[str, UnpairedPreferenceDataset]) -> None:
+    """See that the first evaluation set has the classes that the metric of --keep_best is of.
+
+    Raises:
+        DataError: it lacks one.
+    """
+    if metric is None or not eval_rows:
+        return
+    name, rows = next(iter(eval_rows.items()))
+    for label, kind in ((True, "desirable"), (False, "undesirable")):
+        if kind in CLASSES_OF_METRIC.get(metric, ()) and not (rows.labels == label).any():
+            raise DataError(
+                f"--keep_best {metric}: needs {kind} rows in the evaluation set {name}; got none. Add some, or follow "
+                "loss."
+            )
 
 
 def stops_of_rows(rows: UnpairedPreferenceDataset, pretrain: str, trust_remote_code: bool) -> list[int]:
@@ -117,6 +140,7 @@ def read_evaluation_sets(
         ConfigError, DataError: as `read_sets`.
     """
     eval_rows = made_once_a_node(strategy, lambda: evaluation_sets(config, tokenizer))
+    check_has_metric(config.checkpoint.keep_best, eval_rows)
     check_same_rows(strategy, rows, eval_rows)
     sets = [*([rows] if rows is not None else []), *eval_rows.values()]
     on_some_ranks(strategy, lambda: check_sets(config, models, sets), is_mine=True)

@@ -86,6 +86,15 @@ def outlook_warnings(config: RunConfig, num_rows: int) -> list[str]:
     if config.loss.facts.needs_z_ref and sizes.max() < FEW_PAIRS:
         cure = "Raise --train_batch_size" if num_rows >= FEW_PAIRS else "Add rows"
         warnings.append(f"{few_pairs(int(sizes.max()), 'a step')} {cure}, or take --loss_type apo_zero_unpaired.")
+    patience = config.checkpoint.early_stop_patience
+    if patience is not None:
+        every = config.train.eval_steps if config.train.eval_steps > 0 else len(sizes)
+        evaluations = math.ceil(steps / every)
+        if evaluations <= patience:
+            warnings.append(
+                f"--early_stop_patience {patience}: the run has {evaluations} evaluations, so it cannot end early. "
+                "Lower it or --eval_steps."
+            )
     return warnings
 
 

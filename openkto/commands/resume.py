@@ -19,8 +19,10 @@ from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.tensor_parallel import split_of
 from openkto.models.export import RECORDS_BYTES
 from openkto.models.model_files import problem_with_model
+from openkto.trainer.ending import Ending
 from openkto.trainer.final_model import count
 from openkto.trainer.identity import by_names, check_same_run, schedule_identity
+from openkto.trainer.run_state import RunState
 from openkto.trainer.schedule import total_steps
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,9 @@ def identity_of_command(
         if option_of(name).same_run
     }
     files = describe_models(models, prints_of_models(strategy, models))
+    if config.checkpoint.early_stop_patience is not None or config.checkpoint.load_best_at_end:
+        # What the run's end, or the model that it leaves, is decided by.
+        same |= {"keep_best": config.checkpoint.keep_best, "eval_steps": config.train.eval_steps}
     return same | files | {"rows_fingerprint": rows.fingerprint()}
 
 
@@ -81,9 +86,10 @@ def is_done(
     check_same_run(
         str(found.folder), {name: v for name, v in by_names(found.state["identity"]).items() if name in now}, now
     )
-    folder, step = Path(config.output.save_path), found.state["run"]["step"]
-    stop = config.train.stop_after_steps
-    if stop is not None and stop <= step < total:
+    folder, run = Path(config.output.save_path), RunState.from_json(found.state["run"])
+    step, stop = run.step, config.train.stop_after_steps
+    ending = Ending(total, stop, config.checkpoint.keep_best, config.checkpoint.early_stop_patience)
+    if stop is not None and stop <= step and not ending.is_whole(run):
         log.warning(
             "warning: --stop_after_steps %d: is reached, %d of %d steps are done, and none will be made. Leave it out "
             "to train the other %d.",
@@ -99,7 +105,8 @@ def is_done(
     if problem is not None:
         log.warning("warning: %s: %s; the model is made again from %s", folder, problem, found.folder)
         return False
-    log.info("nothing is left to do: %d of %d steps are done, and the model is in %s", step, total, folder)
+    why = f" ({ending.reason(run)})" if ending.is_early(run) else ""
+    log.info("nothing is left to do: %d of %d steps are done%s, and the model is in %s", step, total, why, folder)
     return True
 
 

@@ -69,6 +69,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
     from openkto.models.model_files import exported_files
+    from openkto.trainer.ending import load_best
     from openkto.trainer.newest import find_checkpoint
     from openkto.trainer.saving import open_checkpoints
 
@@ -131,9 +132,13 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
         wait_for_the_others(strategy)
         raise
     watchdog.phase("saving the model", is_saving=True)
+    metric = config.checkpoint.keep_best
+    if config.checkpoint.load_best_at_end and metric is not None:
+        load_best(checkpoints, trainer.model, trainer.run, metric)
     trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)
-    checkpoints.mark_finished(trainer.total_steps(config.train.max_steps), folder, exported_files(folder))
+    if trainer.ending.is_whole(trainer.run):
+        checkpoints.mark_finished(trainer.run.step, folder, exported_files(folder))
     strategy.barrier()
 
 

@@ -8,6 +8,7 @@ import os
 from openkto.config import (
     FLOORED_SCHEDULES,
     LOSSES,
+    CheckpointConfig,
     LoraConfig,
     LossConfig,
     ModelConfig,
@@ -72,9 +73,22 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
             _fail(place(name), "needs evaluation rows", "no --eval_dataset", "Give one, or leave it out.")
     if config.checkpoint.keep_best is not None and config.train.eval_steps == 0:
         _fail(place("keep_best"), "needs evaluations", "--eval_steps 0", "Raise --eval_steps, or leave it out.")
-    if config.checkpoint.save_failed_step and config.checkpoint.disable_ds_ckpt:
-        _fail(place("save_failed_step"), "needs checkpoints", "--disable_ds_ckpt", "Leave one of them out.")
+    _check_ending(config.checkpoint, place)
     return _training_warnings(config, place)
+
+
+def _check_ending(saving: CheckpointConfig, place: Place) -> None:
+    wanted = {
+        "early_stop_patience": saving.early_stop_patience is not None,
+        "load_best_at_end": saving.load_best_at_end,
+    }
+    for name, is_given in wanted.items():
+        if is_given and saving.keep_best is None:
+            cure = "Pass --keep_best rewards/auc, for example, or leave it out."
+            _fail(place(name), "needs --keep_best, the metric that it follows", "none", cure)
+    for name in ("save_failed_step", "load_best_at_end"):
+        if vars(saving)[name] and saving.disable_ds_ckpt:
+            _fail(place(name), "needs checkpoints", "--disable_ds_ckpt", "Leave one of them out.")
 
 
 def _check_model(config: RunConfig, place: Place) -> None:

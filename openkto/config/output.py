@@ -80,6 +80,22 @@ class CheckpointConfig:
         default_text="off",
         train_only=True,
     )
+    early_stop_patience: int | None = option(
+        None,
+        "end the run after N evaluations in a row without a better value of --keep_best's metric",
+        "evaluations",
+        at_least=1,
+        below=LARGE,
+        default_text="off",
+        train_only=True,
+        same_run=True,
+    )
+    load_best_at_end: bool = option(
+        False,
+        "write the model of --keep_best's best step, not that of the last step",
+        train_only=True,
+        same_run=True,
+    )
     save_hf_ckpt: bool = option(
         False, "also save the model as a Hugging Face folder with each checkpoint", train_only=True
     )

@@ -145,6 +145,16 @@ class Checkpoints:
             load_reference(moving_reference, found.folder / REFERENCE)
         return safetensors.numpy.load_file(found.folder / ARRAYS)
 
+    def load_step(self, engine: Any, step: int) -> None:
+        """Put the run's own checkpoint of a step into an engine; all ranks must call it.
+
+        Raises:
+            CheckpointError: it is not there, or not as it was written.
+        """
+        found = choose(self.root, self.strategy, str(self.root / layout.name_of(step)))
+        assert found is not None, "a path is found or refused"
+        self.load(engine, found)
+
     def mark_best(self, step: int) -> None:
         """Let `best` name the checkpoint of a step that is saved already."""
         if self.strategy.rank == 0 and self.with_engine:

@@ -43,6 +43,7 @@ def _problem_with(state: dict[str, Any], folder_name: str) -> str | None:
     run, sizes = state["run"], state["reporter"].get("sizes", {})
     numbers = [run["step"], run["updates"], run["consumed_samples"], state["updates"], state["total_steps"]]
     numbers.append(max(0, run["best_step"]))  # negative where there is none
+    numbers.append(run.get("evaluations_since_best", 0))  # earlier versions did not count them
     if any(type(number) is not int or number < 0 for number in [*numbers, *sizes.values()]):
         return "has no count where one must be"
     if RUN_ID.fullmatch(run["run_id"]) is None:

@@ -112,8 +112,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str]]:
         return []
     last = run.train[-1]
     total = run.total_steps
-    is_done = run.summary is not None and (total is None or last["step"] >= total)
-    tiles = [("steps", f"{last['step']}" + (f" of {total}" if total else "") + (", finished" if is_done else ""))]
+    tiles = [("steps", f"{last['step']}" + (f" of {total}" if total else "") + (", finished" if run.is_done else ""))]
     if "epoch" in last:
         tiles.append(("epochs", f"{last['epoch']:.3g}"))
     where, lines = judged(run)

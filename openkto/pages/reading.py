@@ -57,7 +57,7 @@ def judged(run: RunRecord) -> tuple[str, Sequence[Line]]:
 
 def _end(run: RunRecord) -> list[Finding]:
     step, total = run.train[-1]["step"], run.total_steps
-    if run.summary is not None and (total is None or step >= total):
+    if run.is_done:
         return []
     of_total = f"step {step} of {total}" if total is not None else f"step {step}"
     text = (

@@ -40,7 +40,7 @@ class RunRecord:
     starts: list[Line]  # a `run` line for each start
     train: list[Line]  # in the order of steps, each once
     evaluations: dict[str, list[Line]]  # by the set's name; "eval" where there is one set only
-    summary: Line | None  # None while the run is not finished
+    summary: Line | None  # None while no start of the run has come to its end
     rewards: RowRewards | None = None
     problems: list[str] = field(default_factory=list)  # what could not be read, in words
 
@@ -49,6 +49,14 @@ class RunRecord:
         """The steps of the whole run; None where its first line does not say."""
         found = self.starts[-1].get("total_steps") if self.starts else None
         return int(found) if found is not None else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run came to its end: its last step, or the early stop that it was told to make."""
+        if self.summary is None:
+            return False
+        ended_early = str(self.summary.get("ended", "")).startswith("early stop")
+        return ended_early or self.total_steps is None or self.summary["step"] >= self.total_steps
 
 
 def read_run(folder: Path) -> RunRecord:

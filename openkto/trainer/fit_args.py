@@ -29,6 +29,7 @@ class FitArgs:
     max_ckpt_num: int = 3
     max_ckpt_mem: float = 1e8
     keep_best: str | None = None
+    early_stop_patience: int | None = None
     save_failed_step: bool = False
     load_checkpoint: bool | str = False
     identity: dict[str, Any] = field(default_factory=dict)  # what a resumed run must have in common with this one

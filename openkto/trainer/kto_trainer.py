@@ -26,6 +26,7 @@ from openkto.models.loss import KTOLoss
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
 from openkto.report.flops import actor_in, step_work
+from openkto.trainer.ending import Ending
 from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.failed_step import write_failed_step
 from openkto.trainer.final_model import count, save_model
@@ -118,7 +119,7 @@ class KTOTrainer:
         self.reference = make_reference(model, model.module, ref_model, strategy)
         self.work = step_work(model.module, ref_model)
         self.max_epochs = max_epochs
-        self.run = RunState()
+        self.run, self.ending = RunState(), Ending(0)  # of the newest `fit`
         self.ref_sync_steps, self.ref_sync_alpha = ref_sync_steps, ref_sync_alpha
         if ref_sync_steps > 0:
             check_moves(ref_model, model)
@@ -152,7 +153,7 @@ class KTOTrainer:
                 f"num_update_steps_per_epoch: the loader makes {steps_per_epoch}; got {num_update_steps_per_epoch}."
             )
         total_steps = self.total_steps(args.max_steps)
-        last_step = min(total_steps, args.stop_after_steps or total_steps)
+        ending = self.ending = Ending(total_steps, args.stop_after_steps, args.keep_best, args.early_stop_patience)
         saver = self._make_saver(args, total_steps)
         run, resumed = saver.begin(consumed_samples)
         self.run = run
@@ -165,23 +166,23 @@ class KTOTrainer:
                     # --max_time is ignored here: an evaluation longer than the limit would be restarted on every start
                     # and never finish.
                     results = self._evaluate_and_report(run, reporter, saver, by_signal_alone=True)
-                    if saver.note_if_best(run, results):
+                    if ending.note(run, results):
                         saver.save(run, reporter)
-                while run.step < last_step:
+                while not ending.is_reached(run):
                     started = self._wait_for_batch(run.step + 1)
                     for batch in loader:
                         self._step_and_report(args, run, reporter, saver, batch, started)
                         is_best = False
                         if self._is_evaluation_due(args.eval_steps, run.step, total_steps):
-                            is_best = saver.note_if_best(run, self._evaluate_and_report(run, reporter, saver))
-                        saver.after_step(run, reporter, must_save=is_best or run.step == last_step < total_steps)
-                        if run.step == last_step:
+                            is_best = ending.note(run, self._evaluate_and_report(run, reporter, saver))
+                        saver.after_step(run, reporter, must_save=is_best or ending.is_before_last_step(run))
+                        if ending.is_reached(run):
                             break
                         started = self._wait_for_batch(run.step + 1)
                 if args.eval_steps != 0 and not self._is_evaluation_due(args.eval_steps, run.step, total_steps):
                     # Only after --stop_after_steps; cut from metrics.jsonl again on resume.
                     self._evaluate_and_report(run, reporter, saver)
-                reporter.finish()
+                reporter.finish(ending.reason(run))
             except StopError as stop:
                 saver.save_before_stop(run, reporter, stop)
                 raise

@@ -276,12 +276,13 @@ class Reporter:
         consumed = self.run.consumed_samples
         return {"epoch": consumed / self.rows_per_epoch, "consumed_samples": consumed}
 
-    def finish(self) -> None:
-        """Write the line that is still open, if there is one, and the summary; all ranks must call it."""
+    def finish(self, reason: str) -> None:
+        """Write the line that is still open, if there is one, and the summary with why the run ended; for all ranks."""
         self.write_window()
         if self.trackers is None:
             return
         summary = self._position() | {
+            "ended": reason,
             "loss": self.last.get("loss"),
             "num_tokens": self.num_tokens,
             "skipped_steps": self.skipped,
@@ -290,6 +291,7 @@ class Reporter:
             "seconds": self.seconds_before + time.perf_counter() - self.started,
         }
         self._log("summary", summary)
+        log.info("ended at step %d: %s", self.run.step, reason)
         if self.same_prompt or self.same_completion:
             log.info(
                 "mismatched pairs: %d share their prompt and %d have an equal completion under another; both are kept.",

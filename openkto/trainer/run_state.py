@@ -20,6 +20,7 @@ class RunState:
     is_evaluated: bool = True  # whether the evaluation that is due after `step` has been made
     best: float | None = None  # the best value so far of the metric to keep
     best_step: int = -1
+    evaluations_since_best: int = 0  # in a row without a better value of that metric
     run_id: str = ""  # the same over all starts of a run
     log_ratio_sum: float = 0.0  # nats: of the rows of all steps done, for a loss that is relative to their mean
     log_ratio_rows: int = 0

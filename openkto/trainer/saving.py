@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from openkto.batches.loader import KTODataLoader
-from openkto.config import HIGHER_IS_BETTER
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.checkpoint_folder import name_of
 from openkto.errors import CheckpointError, ConfigError, NoStepError, StopError
@@ -142,19 +141,6 @@ class RunSaver:
     def _is_overdue(self) -> bool:
         minutes = self.args.save_every_minutes
         return minutes is not None and time.monotonic() - self.last_save >= 60 * minutes
-
-    def note_if_best(self, run: RunState, results: dict[str, dict[str, float]]) -> bool:
-        """Note the metric to keep where it is the best so far; return whether `best` is to name this step."""
-        metric = self.args.keep_best
-        if metric is None or not results or run.step == 0:
-            return False
-        value = next(iter(results.values())).get(metric)
-        if value is None:
-            return False
-        is_better = run.best is None or (value > run.best if HIGHER_IS_BETTER[metric] else value < run.best)
-        if is_better:
-            run.best, run.best_step = value, run.step
-        return is_better
 
     def _agree(self, is_asked: bool, is_overdue: bool) -> tuple[bool, bool]:
         """Let all ranks do what any of them is to do."""

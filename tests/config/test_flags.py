@@ -239,6 +239,16 @@ SENTENCES = [
      "--disable_ds_ckpt (--save_hf_ckpt still saves models), or offload to CPU memory."),
     ("--save_failed_step --disable_ds_ckpt",
      "--save_failed_step: needs checkpoints; got --disable_ds_ckpt. Leave one of them out."),
+    ("--early_stop_patience 2", "--early_stop_patience: needs --keep_best, the metric that it follows; got none. Pass "
+     "--keep_best rewards/auc, for example, or leave it out."),
+    ("--load_best_at_end", "--load_best_at_end: needs --keep_best, the metric that it follows; got none. Pass "
+     "--keep_best rewards/auc, for example, or leave it out."),
+    ("--load_best_at_end --keep_best loss --eval_dataset e --disable_ds_ckpt",
+     "--load_best_at_end: needs checkpoints; got --disable_ds_ckpt. Leave one of them out."),
+    ("--early_stop_patience 2 --keep_best loss", "--keep_best: needs evaluation rows; got no --eval_dataset. Give one, "
+     "or leave it out."),
+    ("--early_stop_patience 2 --keep_best loss --eval_dataset e --eval_steps 0",
+     "--keep_best: needs evaluations; got --eval_steps 0. Raise --eval_steps, or leave it out."),
     ("--zero_quantized_weights", "--zero_quantized_weights: needs --zero_stage 3: only that stage sends parameters in "
      "every pass; got --zero_stage 2. Take --zero_stage 3, or leave it out."),
     ("--zero_quantized_gradients", "--zero_quantized_gradients: needs --zero_stage 3: DeepSpeed quantizes gradients "
