@@ -208,7 +208,7 @@ def _check_packages(config: RunConfig, place: Place) -> None:
     if config.lora.load_in_4bit:
         need_package(place("load_in_4bit"), "bitsandbytes", "bitsandbytes")
     if config.output.use_wandb:
-        need_package(place("use_wandb"), "wandb", "'openkto[wandb]'")
+        need_package(place("use_wandb"), "wandb", "wandb")
 
 
 def _check_micro_batches(config: RunConfig, place: Place) -> None:

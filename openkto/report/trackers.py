@@ -70,7 +70,7 @@ class Trackers:
             recorded = [line for _, line in read_lines(metrics) if line is not None]
             wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded, first_step)
         if output.use_wandb:
-            need_package("--use_wandb", "wandb", "'openkto[wandb]'")
+            need_package("--use_wandb", "wandb", "wandb")
             wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers, run_id)
         self._threads = [TrackerThread(name, make) for name, make in wanted.items()]
 
