@@ -3,7 +3,17 @@
 import sys
 
 from openkto import __version__
-from openkto.commands import convert_checkpoint, evaluate, inspect, merge_lora, precompute_reference, report, train
+from openkto.commands import (
+    completion,
+    convert_checkpoint,
+    evaluate,
+    inspect,
+    merge_lora,
+    precompute_reference,
+    report,
+    schema,
+    train,
+)
 from openkto.commands.run import run_and_exit
 from openkto.config.flags import DESCRIPTIONS
 from openkto.errors import ConfigError
@@ -16,6 +26,8 @@ COMMANDS = {
     "report": report.main,
     "merge_lora": merge_lora.main,
     "convert_checkpoint": convert_checkpoint.main,
+    "schema": schema.main,
+    "completion": completion.main,
 }
 
 

@@ -1,11 +1,11 @@
 """`openkto report RUN [RUN ...]`, `cli/report.py`: a run's curves, rows and settings as one HTML page."""
 
-import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from openkto.config.flags import DESCRIPTIONS, parse
+from openkto.config.plain_parser import PlainParser
 from openkto.errors import ConfigError, OpenKTOError
 from openkto.pages.run_files import RunRecord, read_run, with_distinct_names
 from openkto.pages.suspects import suspects_of
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     Raises:
         OpenKTOError: something that the user can act on.
     """
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     if options.suspects < 0:
         raise ConfigError(f"--suspects: must be 0 or more; got {options.suspects}. Correct it, or leave it out.")
     runs = [read_run(Path(name)) for name in options.runs]
@@ -94,30 +94,22 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ..."
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"command line: must be as openkto report --help says; got this: {message}. Correct it.")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="openkto report",
-        description=DESCRIPTIONS["report"],
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="the --save_path of a run")
-    parser.add_argument("--output", metavar="PATH", help="the page (default: report.html in the first run's folder)")
-    parser.add_argument(
+def parser() -> PlainParser:
+    made = PlainParser(prog="openkto report", description=DESCRIPTIONS["report"])
+    made.add_argument("runs", nargs="+", metavar="RUN", help="the --save_path of a run")
+    made.add_argument("--output", metavar="PATH", help="the page (default: report.html in the first run's folder)")
+    made.add_argument(
         "--png", action="store_true", help="also write each plot as a PNG file, in a folder beside the page"
     )
-    parser.add_argument(
+    made.add_argument(
         "--suspects",
         type=int,
         default=SHOWN_SUSPECTS,
         metavar="N",
         help="show N rows that are most likely mislabelled (default: %(default)s)",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return made
 
 
 def write(path: Path, content: bytes) -> None:

@@ -59,6 +59,8 @@ DESCRIPTIONS: dict[str, str] = {
     "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
     "convert_checkpoint": "Write the model or adapter of a checkpoint (--load_checkpoint) to --save_path. --pretrain "
     "is the model that training started from: its configuration, tokenizer and frozen weights are used.",
+    "schema": "Print the JSON schema of the YAML files, by which editors complete and check them.",
+    "completion": "Print what bash or zsh needs to complete this command line: source <(openkto completion bash)",
 }
 
 USAGE = {
@@ -166,7 +168,7 @@ def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:
 
 def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:
     """Return the flags by name; `--help` and `--version` print and exit with 0."""
-    parser = _parser(command)
+    parser = parser_of(command)
     _check_names(argv, command)
     try:
         found, strays = parser.parse_known_args(argv)
@@ -183,7 +185,7 @@ def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:
     return {name: Given(f"--{name}", raw) for name, raw in vars(found).items()}
 
 
-def _parser(command: Command) -> argparse.ArgumentParser:
+def parser_of(command: Command) -> argparse.ArgumentParser:
     """Return the parser of one command; it only takes the command line apart, types come later."""
     parser = argparse.ArgumentParser(
         prog=f"openkto {command}",

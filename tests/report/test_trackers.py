@@ -192,8 +192,7 @@ def test_wandb_without_its_package_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         Trackers(OutputConfig(save_path=str(tmp_path), use_tensorboard="none", use_wandb=True), {})
     assert str(caught.value) == (
-        "--use_wandb: needs the package wandb; got a Python without it. Run pip install wandb, or leave it "
-        "out."
+        "--use_wandb: needs the package wandb; got a Python without it. Run pip install wandb, or leave it out."
     )
 
 
