@@ -45,7 +45,7 @@ setup(
     ],
     extras_require={
         "wandb": ["wandb>=0.19"],
-"docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings>=1.0,<2", "mkdocstrings-python>=2.0,<3"],
+        "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings>=1.0,<2", "mkdocstrings-python>=2.0,<3"],
         "test": [
             "pytest>=8",
             "pytest-timeout>=2.3",

@@ -63,9 +63,8 @@ def _scalar(known: Any, kind: str) -> Schema:
     if kind == "str":
         if known.choices:
             # Unquoted, YAML reads these two as booleans.
-            return {
-                "enum": [*known.choices, *(value for value in (True, False) if str(value).lower() in known.choices)]
-            }
+            unquoted = [value for value in (True, False) if str(value).lower() in known.choices]
+            return {"enum": [*known.choices, *unquoted]}
         return DURATION if known.is_duration else TEXT
     bounds = {
         "minimum": known.at_least,

@@ -20,12 +20,11 @@ CONFIGS = Path(__file__).parent.parent.parent / "configs"
 class Yaml12(yaml.SafeLoader):
     """Reads YAML as editors do, by version 1.2: 1e-6 is a number there, and on is text."""
 
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":bool", ":float"))]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
-
+Yaml12.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":bool", ":float"))]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 Yaml12.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(true|false)$"), list("tf"))
 Yaml12.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?[eE][-+]?\d+|\d+\.\d*|\.\d+)$"), list("-+0123456789.")
@@ -33,7 +32,7 @@ Yaml12.add_implicit_resolver(
 
 
 def problems(text: str) -> list[str]:
-    document = yaml.load(text, Loader=Yaml12)  # noqa: S506 (a SafeLoader)
+    document = yaml.load(text, Loader=Yaml12)
     return [error.message for error in jsonschema.Draft202012Validator(schema()).iter_errors(document)]
 
 
