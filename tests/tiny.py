@@ -216,7 +216,6 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         max_norm=more.get("max_norm", 1.0),
         ds_config=more.pop("ds_config", None),
         zero=more.pop("zero", None),
-        ref_offload=more.pop("ref_offload", False),
         tensor_parallel_size=more.pop("tensor_parallel_size", 1),
         sequence_parallel_size=more.pop("sequence_parallel_size", 1),
     )

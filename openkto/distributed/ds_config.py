@@ -96,26 +96,31 @@ def deepspeed_config(
     max_norm: float,
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32",
     options: ZeroOptions | None = None,
-    deepcompile: bool = False,
     tensor_parallel_size: int = 1,
 ) -> dict[str, Any]:
     """Return the configuration for training with an optimizer of our own.
 
     Gradient accumulation stays 1: the trainer sets each boundary itself, so that steps may differ in their number of
     micro-batches.
+
+    Raises:
+        ConfigError: float16 at stage 0, which scales no loss there.
     """
+    if precision == "fp16" and zero_stage == 0:
+        raise ConfigError("--param_dtype: fp16 needs a ZeRO stage; got --zero_stage 0. Take --zero_stage 1, or bf16.")
+    options = options or ZeroOptions()
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_accumulation_steps": 1,
         # Always written: left out, DeepSpeed clips at 1.0; 0 means off.
         "gradient_clipping": max_norm,
         "steps_per_print": 10**9,
-        "zero_optimization": zero_section(zero_stage, options or ZeroOptions()),
+        "zero_optimization": zero_section(zero_stage, options),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         **_tensor_parallel(tensor_parallel_size),
     }
-    if deepcompile:
+    if options.deepcompile:
         config["compile"] = {"deepcompile": True}
     if precision == "bf16" and zero_stage == 0:
         # DeepSpeed's own bf16 at stage 0 cannot accumulate in float32; this keeps float32 parameters.

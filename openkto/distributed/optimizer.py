@@ -4,6 +4,7 @@ as torch's.
 Source: ZeRO-Offload, arXiv:2101.06840, section 5 ("Optimized CPU execution"), where that factor is from.
 """
 
+import logging
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,8 @@ from torch.optim import Optimizer
 
 from openkto.distributed.gather import whole_shape
 from openkto.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -41,6 +44,19 @@ def problem_with_cpu_adam() -> str:
     except Exception as error:  # a compiler's failure is raised as whatever it was
         return " ".join(str(error).split())[:200] or type(error).__name__
     return ""
+
+
+def has_cpu_adam(strategy: Any) -> bool:
+    """Return whether the op can be built, or is, on every rank's machine, with a warning where it cannot be."""
+    problem = problem_with_cpu_adam()
+    problems = [found for found in strategy.gather_objects(problem) if found]
+    if problems and strategy.rank == 0:
+        log.warning(
+            "warning: --adam_offload updates with torch's AdamW, several times slower than DeepSpeed's for "
+            "processors, which cannot be built here: %s",
+            problems[0],
+        )
+    return not problems
 
 
 def cpu_adam(groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> Optimizer:

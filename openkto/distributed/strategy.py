@@ -5,9 +5,10 @@ Shapes:  L = rows on this rank, N = rows on all ranks.
 
 import contextlib
 import gc
-import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import deepspeed
@@ -20,27 +21,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import enable_full_determinism, set_seed
 
 from openkto.distributed.agreement import check_all_agree
-from openkto.distributed.ds_config import (
-    Precision,
-    deepspeed_config,
-    flat_config,
-    frozen_config,
-    merge_user_config,
-)
+from openkto.distributed.ds_config import Precision, deepspeed_config, flat_config, frozen_config, merge_user_config
 from openkto.distributed.gather import gather_lines, whole_shape
 from openkto.distributed.heap import give_back_free_pages
 from openkto.distributed.launch import check_computes, start_process
 from openkto.distributed.loss_scale import loss_scale, step_with_loss_scale
 from openkto.distributed.mesh import Mesh, make_mesh
-from openkto.distributed.optimizer import cpu_adam, parameter_groups, problem_with_cpu_adam
+from openkto.distributed.optimizer import cpu_adam, has_cpu_adam, parameter_groups
 from openkto.distributed.sequence_parallel import SharedTokens
 from openkto.distributed.sharded import born_sharded, empty
 from openkto.distributed.tensor_parallel import split_model, total_norm
 from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_device, check_ranks
 from openkto.errors import ConfigError, TrainingError
-
-log = logging.getLogger(__name__)
-
 
 Schedule = TypeVar("Schedule", bound=LRScheduler)
 
@@ -61,9 +53,7 @@ class DeepspeedStrategy:
         train_batch_size, micro_train_batch_size: compared with `ds_config` and told to DeepSpeed, used for nothing.
         max_norm: gradients are clipped to this norm; 0 is off.
         grad_accum_dtype: of accumulation and reduction under bf16.
-        zero: how ZeRO shards, moves and packs.
-        ref_offload: keep the reference in CPU memory between its forwards.
-        deepcompile: let DeepSpeed compile the policy with its own passes; needs a CUDA GPU.
+        zero: how DeepSpeed shards, moves, packs and compiles.
         tensor_parallel_size: N ranks share a model's weights, and run the same rows together.
         sequence_parallel_size: N ranks share the tokens of the same rows.
         ds_config: a DeepSpeed JSON file laid over the computed configuration.
@@ -81,8 +71,6 @@ class DeepspeedStrategy:
         max_norm: float = 1.0,
         grad_accum_dtype: Literal["fp32", "bf16"] = "fp32",
         zero: ZeroOptions | None = None,
-        ref_offload: bool = False,
-        deepcompile: bool = False,
         tensor_parallel_size: int = 1,
         sequence_parallel_size: int = 1,
         ds_config: str | None = None,
@@ -94,16 +82,10 @@ class DeepspeedStrategy:
         self.max_norm = max_norm
         self.micro_batch_size = micro_train_batch_size
         self.zero = zero or ZeroOptions()
-        self.ref_offload = ref_offload
-        self.deepcompile = deepcompile
         self.seed = seed
         self.full_determinism = full_determinism
         self.tensor_parallel_size = tensor_parallel_size
         self.sequence_parallel_size = sequence_parallel_size
-        if self.precision == "fp16" and zero_stage == 0:
-            raise ConfigError(
-                "--param_dtype: fp16 needs a ZeRO stage; got --zero_stage 0. Take --zero_stage 1, or bf16."
-            )
         self.config = deepspeed_config(
             zero_stage=zero_stage,
             precision=self.precision,
@@ -111,7 +93,6 @@ class DeepspeedStrategy:
             max_norm=max_norm,
             grad_accum_dtype=grad_accum_dtype,
             options=self.zero,
-            deepcompile=deepcompile,
             tensor_parallel_size=tensor_parallel_size,
         )
         if ds_config is not None:
@@ -139,13 +120,13 @@ class DeepspeedStrategy:
         self.world_size = dist.get_world_size()
         # Before anything else that the ranks do together: what differs would end in a hang, an abort, or a wrong run.
         check_all_agree(self, settings or {})
-        names = ("precision", "seed", "full_determinism", "ref_offload", "deepcompile")
-        own = {name: vars(self)[name] for name in (*names, "tensor_parallel_size", "sequence_parallel_size")}
+        names = ("precision", "seed", "full_determinism", "tensor_parallel_size", "sequence_parallel_size")
+        own = {name: vars(self)[name] for name in names} | asdict(self.zero)
         check_all_agree(self, own | flat_config(self.config))
         self.mesh = make_mesh(self.tensor_parallel_size, self.sequence_parallel_size)
         check_ranks(self.zero, self.world_size)
         check_device(self.zero, self.device)
-        check_computes(self.device, self.precision, deepcompile=self.deepcompile)
+        check_computes(self.device, self.precision, deepcompile=self.zero.deepcompile)
         make_deterministic = enable_full_determinism if self.full_determinism else set_seed
         make_deterministic(self.seed)
 
@@ -171,11 +152,9 @@ class DeepspeedStrategy:
             return torch.float32
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
 
-    @contextlib.contextmanager
-    def model_loading(self) -> Iterator[None]:
+    def model_loading(self) -> AbstractContextManager[None]:
         """Models loaded inside are born sharded under ZeRO-3, so that no rank ever holds a whole one."""
-        with born_sharded(self.config, self.zero.zpg) if self.zero_stage == 3 else contextlib.nullcontext():
-            yield
+        return born_sharded(self.config, self.zero.zpg) if self.zero_stage == 3 else contextlib.nullcontext()
 
     def share_model(self, model: Any) -> None:
         """Leave each rank its part of a loaded model's weights or of each row's tokens, where ranks share them.
@@ -203,21 +182,9 @@ class DeepspeedStrategy:
         """
         groups = parameter_groups(model, weight_decay)
         is_on_gpu = self.device.type == "cuda"
-        if is_on_gpu and self.zero.adam_offload and self._has_cpu_adam():
+        if is_on_gpu and self.zero.adam_offload and has_cpu_adam(self):
             return cpu_adam(groups, lr=lr, betas=betas)
         return AdamW(groups, lr=lr, betas=betas, fused=is_on_gpu and not self.zero.adam_offload)
-
-    def _has_cpu_adam(self) -> bool:
-        """Whether DeepSpeed's Adam for processors can be built, or is, on every rank's machine."""
-        problem = problem_with_cpu_adam()
-        problems = [found for found in self.gather_objects(problem) if found]
-        if problems and self.rank == 0:
-            log.warning(
-                "warning: --adam_offload updates with torch's AdamW, several times slower than DeepSpeed's for "
-                "processors, which cannot be built here: %s",
-                problems[0],
-            )
-        return not problems
 
     def prepare(
         self, training: tuple[Any, Optimizer, Schedule], ref_model: Any = None
@@ -245,11 +212,11 @@ class DeepspeedStrategy:
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
-        if self.deepcompile:
+        if self.zero.deepcompile:
             engine.compile()
         # The models are made, alike on every rank; an adapter's dropout must not be.
         torch.manual_seed(self.seed + self.random_rank)
-        frozen = None if ref_model is None else self.prepare_frozen(ref_model, offload=self.ref_offload)
+        frozen = None if ref_model is None else self.prepare_frozen(ref_model, offload=self.zero.ref_offload)
         return (engine, optimizer, scheduler), frozen
 
     def prepare_frozen(self, model: Any, *, offload: bool = False) -> Any:
@@ -288,7 +255,7 @@ class DeepspeedStrategy:
     @contextlib.contextmanager
     def reference_forward(self, ref_model: nn.Module) -> Iterator[None]:
         """Reference forwards run inside: without gradient, in the policy's precision, on its device."""
-        moves = self.ref_offload and self.zero_stage < 3
+        moves = self.zero.ref_offload and self.zero_stage < 3
         if moves:
             ref_model.to(self.device)
         autocast = self.zero_stage == 0 and self.precision == "bf16"

@@ -1,4 +1,4 @@
-"""ZeRO settings: which flag sets which keys of DeepSpeed's configuration.
+"""ZeRO settings and what goes with them: which flag sets which keys of DeepSpeed's configuration.
 
 None of it changes what a step computes, but for the two that quantize what is sent.
 Source: ZeRO (arXiv:1910.02054), ZeRO-Offload (2101.06840), ZeRO-Infinity (2104.07857), ZeRO++ (2306.10209); DeepSpeed
@@ -43,6 +43,8 @@ class ZeroOptions:
         zero_quantized_weights: send parameters in 8 bits (qwZ), at stage 3.
         zero_quantized_gradients: send gradients in 4 bits between nodes (qgZ), at stage 3.
         adam_offload: keep the optimizer's states off the GPU.
+        ref_offload: keep the reference's parameters in CPU memory, at stages 0 to 2 between its forwards.
+        deepcompile: let DeepSpeed compile the policy with its own passes; needs a CUDA GPU.
         param_offload: keep the policy's parameters off the GPU, at stage 3.
         offload_nvme_path: put the optimizer's states into files in this folder; None is CPU memory. Parameters never go
             there: DeepSpeed 0.19.8 reads other values back than it wrote.
@@ -56,6 +58,8 @@ class ZeroOptions:
     zero_quantized_gradients: bool = False
     adam_offload: bool = False
     param_offload: bool = False
+    ref_offload: bool = False
+    deepcompile: bool = False
     offload_nvme_path: str | None = None
 
 

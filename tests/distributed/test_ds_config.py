@@ -215,7 +215,7 @@ def test_each_flag_is_its_key():
     frozen = frozen_config(zero_stage=3, precision="bf16", micro_batch_size=1, offload=False, options=options)
     assert frozen["zero_optimization"] == {"stage": 3, "zero_hpz_partition_size": 4, "zero_quantized_weights": True}
     assert computed(options=ZeroOptions(allgather_bucket_size=6))["zero_optimization"]["allgather_bucket_size"] == 6
-    assert computed(zero_stage=3, deepcompile=True)["compile"] == {"deepcompile": True}
+    assert computed(zero_stage=3, options=ZeroOptions(deepcompile=True))["compile"] == {"deepcompile": True}
 
 
 def test_sizes_follow_from_the_model():

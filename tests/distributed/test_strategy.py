@@ -200,7 +200,7 @@ def test_a_start_builds_no_op_and_waits_for_no_stale_lock(tmp_path):
 
 def offloaded_run(folder, ref_offload):
     strategy = DeepspeedStrategy(
-        param_dtype="fp32", zero_stage=2, zero=ZeroOptions(adam_offload=True), ref_offload=ref_offload
+        param_dtype="fp32", zero_stage=2, zero=ZeroOptions(adam_offload=True, ref_offload=ref_offload)
     )
     strategy.setup_distributed()
     actor, reference = Actor(tiny_llama()), Actor(tiny_llama())

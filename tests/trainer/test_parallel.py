@@ -130,7 +130,7 @@ def compare(tmp_path, way, more, rel=1e-5):
 
 
 REENTRANT = {"gradient_checkpointing": True, "use_reentrant": True}
-OFFLOADED = {"zero": ZeroOptions(adam_offload=True, param_offload=True), "zero_stage": 3, "ref_offload": True}
+OFFLOADED = {"zero": ZeroOptions(adam_offload=True, param_offload=True, ref_offload=True), "zero_stage": 3}
 FOLLOWING = {"ref_sync_steps": 1, "ref_sync_alpha": 0.5}
 
 
