@@ -19,7 +19,7 @@ from openkto.errors import StopError
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
 from tests.helpers.commands import flags, mean_chosen, run_to_status, status
-from tests.helpers.records import lines, numbers
+from tests.helpers.records import batches, lines, numbers
 from tests.ranks import run_ranks
 from tests.text_rows import write_rows
 from tests.tiny import tiny_llama
@@ -401,3 +401,24 @@ def test_check_finds_a_ds_config_that_contradicts_the_run(place, capsys):
     assert "zero_optimization.stage" in text
     (place / "ds.json").write_text('{"train_batch_size": 8, "gradient_clipping": "auto"}')
     assert status(train.main, flags(place, "--ds_config", f"{place}/ds.json", "--check"), capsys)[0] == 0
+
+
+def test_held_out_rows_are_evaluated_on_and_never_trained_on(place):
+    argv = flags(place, "--eval_fraction", "0.3", "--log_batches", "--max_epochs", "2", "--ref_mode", "cached")
+    del argv[argv.index("--eval_dataset") : argv.index("--eval_dataset") + 2]
+    run_ranks(train.main, 2, place, argv)
+    split = json.loads((place / "out/eval_split.json").read_text())
+    assert 0 < len(split["rows"]) < 20
+    trained = {row for step in batches(place / "out") for row in (*step["rows"], *step["kl_rows"])}
+    assert trained == set(range(20)) - set(split["rows"])
+    state, *_ = (place / "out/checkpoints").glob("*/state.json")
+    assert json.loads(state.read_text())["identity"]["eval_fraction"] == 0.3
+    # Later it can be evaluated on the same rows, by the file alone.
+    logged = lines(place / "out", "eval")[-1]
+    argv = ["--pretrain", f"{place}/out", "--eval_dataset", f"held={place}/out/eval_split.json"]
+    (said,) = run_ranks(run_to_status, 1, place, argv, evaluate.main)
+    assert said[0] == 0, said
+    found = json.loads((place / "out/evaluation.json").read_text())["held"]
+    assert found["rows"] == len(split["rows"])
+    for metric in ("loss", "logps/chosen", "logps/rejected"):
+        assert found[metric] == pytest.approx(logged[metric], rel=1e-5), metric

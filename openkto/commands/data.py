@@ -8,11 +8,13 @@ import numpy as np
 
 from openkto.batches.loader import check_pairable
 from openkto.commands.build import Models
+from openkto.commands.holdout import HELD_OUT, held_out, rows_of_split, warn_of_missing_classes
 from openkto.commands.rows import read_rows
 from openkto.commands.same_run import check_same_rows
 from openkto.config import LossConfig, RunConfig, eval_sets, learning_rate_of, with_resolved
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.holdout import read_split
 from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import DataError
@@ -33,15 +35,30 @@ FEW_PAIRS = 8  # with fewer, z_ref is mostly chance
 def training_set(config: RunConfig, tokenizer: Any) -> UnpairedPreferenceDataset:
     """Return the rows to train on."""
     data = config.data
-    return read_rows(data.dataset, data.dataset_split, config, tokenizer, data.dataset_probs, _ends(tokenizer))
+    choice = held_out(config, is_training=True)
+    return read_rows(
+        data.dataset, data.dataset_split, config, tokenizer, data.dataset_probs, _ends(tokenizer), choice=choice
+    )
 
 
 def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPreferenceDataset]:
     """Return the sets to evaluate on, by name."""
-    sets = {}
-    for name, path in eval_sets(config.data).items():
+    data, sets = config.data, {}
+    choice = held_out(config, is_training=False)
+    if choice is not None:
+        log.info("evaluation set %s, which --eval_fraction holds out:", HELD_OUT)
+        sets[HELD_OUT] = read_rows(
+            data.dataset, data.dataset_split, config, tokenizer, None, _ends(tokenizer), choice=choice
+        )
+        warn_of_missing_classes(sets[HELD_OUT])
+    for name, path in eval_sets(data).items():
         log.info("evaluation set %s:", name)
-        sets[name] = read_rows([path], config.data.eval_split, config, tokenizer, None, _ends(tokenizer))
+        split = read_split(path)
+        if split is not None:
+            sets[name] = rows_of_split(split, config, tokenizer, _ends(tokenizer))
+        else:
+            sets[name] = read_rows([path], data.eval_split, config, tokenizer, None, _ends(tokenizer))
+    for name in sets:
         if config.loss.facts.needs_z_ref and len(sets[name]) < FEW_PAIRS:
             log.warning("warning: %s Add rows to it.", few_pairs(len(sets[name]), f"the evaluation set {name}"))
     return sets

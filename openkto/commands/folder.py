@@ -106,12 +106,16 @@ def check_has_no_model(config: RunConfig) -> None:
 
 
 def write_run_file(config: RunConfig, folder: Path) -> None:
-    """Write run.yaml, which starts the same run again; that of another run is kept under a number.
+    """Write run.yaml, which starts the same run again; see `write_beside_model`."""
+    write_beside_model(folder / "run.yaml", to_yaml(config).encode())
+
+
+def write_beside_model(file: Path, content: bytes) -> None:
+    """Write a file about the run; that of another run is kept under a number.
 
     A run does not need it, so a disk that does not take it is no reason to end one.
     """
-    file, content = folder / "run.yaml", to_yaml(config).encode()
-    part = folder / "run.yaml.part"
+    part = file.with_name(f"{file.name}.part")
     try:
         if file.is_file() and file.read_bytes() == content:
             return

@@ -60,6 +60,7 @@ def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextI
         DataError: not one row is good, or fits.
     """
     # transformers imports torch with its tokenizers, but nothing here loads a model.
+    from openkto.commands.holdout import held_out
     from openkto.commands.rows import load_tokenizer_of, read_rows
     from openkto.inspection.result import inspection_of
     from openkto.inspection.seen import SeenRows
@@ -78,6 +79,7 @@ def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextI
             stop_token_ids(name),
             on_bad_rows="skip",
             watch=seen,
+            choice=held_out(config, is_training=True),
         )
     except DataError as error:
         if seen.bad:

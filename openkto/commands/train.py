@@ -17,6 +17,7 @@ from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from openkto.data.dataset import UnpairedPreferenceDataset
     from openkto.distributed.strategy import DeepspeedStrategy
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     )
     from openkto.commands.check import is_check
     from openkto.commands.data import read_sets, resolve, stops_of_rows
-    from openkto.commands.folder import check_replaces_nothing, take_folders, write_run_file
+    from openkto.commands.folder import check_replaces_nothing, take_folders
     from openkto.commands.outlook import say_outlook
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, on_one_day
@@ -125,7 +126,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     on_some_ranks(strategy, lambda: check_space(folder, trainer.num_trainable, dtype), is_mine=is_first)
     if writes_checkpoints:
         checkpoints.check_space(checkpoint_bytes(config, trainer, strategy.zero_stage))
-    on_some_ranks(strategy, lambda: write_run_file(config, folder), is_mine=is_first)
+    on_some_ranks(strategy, lambda: write_about(config, folder, eval_rows), is_mine=is_first)
     try:
         trainer.fit(args)
     except StopError:
@@ -140,6 +141,17 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     if trainer.ending.is_whole(trainer.run):
         checkpoints.mark_finished(trainer.run.step, folder, exported_files(folder))
     strategy.barrier()
+
+
+def write_about(config: RunConfig, folder: Path, eval_rows: "dict[str, UnpairedPreferenceDataset]") -> None:
+    """Write run.yaml, and which rows are held out."""
+    from openkto.commands.folder import write_beside_model, write_run_file
+    from openkto.commands.holdout import HELD_OUT, split_of
+    from openkto.data.holdout import SPLIT_FILE
+
+    write_run_file(config, folder)
+    if config.data.eval_fraction is not None:
+        write_beside_model(folder / SPLIT_FILE, split_of(config, eval_rows[HELD_OUT]).to_json().encode())
 
 
 def wait_for_the_others(strategy: "DeepspeedStrategy") -> None:

@@ -7,7 +7,7 @@ answers at once.
 """
 
 from openkto.config.data import TEMPLATE_ARGUMENTS, DataConfig
-from openkto.config.entries import eval_sets, path_of_entry, split_eval_set
+from openkto.config.entries import eval_sets, has_evaluation, path_of_entry, split_eval_set
 from openkto.config.losses import LOSSES, LossFacts
 from openkto.config.model import ALL_LINEAR, PACKING, LoraConfig, LossConfig, ModelConfig, PackingChoice
 from openkto.config.option import Option, option
@@ -73,6 +73,7 @@ __all__ = [
     "eval_sets",
     "from_flat",
     "from_yaml",
+    "has_evaluation",
     "is_adapter_folder",
     "learning_rate_of",
     "may_be_cached",

@@ -14,6 +14,7 @@ from openkto.config import (
     ModelConfig,
     OptimConfig,
     RunConfig,
+    has_evaluation,
     is_adapter_folder,
     path_of_entry,
     policy_name,
@@ -22,7 +23,7 @@ from openkto.config import (
     split_eval_set,
     trains_adapter,
 )
-from openkto.config.data_checks import check_data, check_mixing
+from openkto.config.data_checks import check_data, check_holdout, check_mixing
 from openkto.config.engine_checks import Place, check_engine, engine_warnings
 from openkto.errors import fail as _fail
 from openkto.errors import need_package
@@ -63,14 +64,16 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
     _check_lora(config, place)
     _check_moving_reference(config, place)
     check_mixing(config.data, place)
+    check_holdout(config.data, place)
     _check_loss(config, place)
     _check_cache(config, place, command)
     for name, is_given in (
         ("eval_at_start", config.train.eval_at_start),
         ("keep_best", config.checkpoint.keep_best is not None),
     ):
-        if is_given and not config.data.eval_dataset:
-            _fail(place(name), "needs evaluation rows", "no --eval_dataset", "Give one, or leave it out.")
+        if is_given and not has_evaluation(config.data):
+            cure = "Give one, pass --eval_fraction, or leave it out."
+            _fail(place(name), "needs evaluation rows", "no --eval_dataset", cure)
     if config.checkpoint.keep_best is not None and config.train.eval_steps == 0:
         _fail(place("keep_best"), "needs evaluations", "--eval_steps 0", "Raise --eval_steps, or leave it out.")
     _check_ending(config.checkpoint, place)
@@ -323,8 +326,8 @@ def _training_warnings(config: RunConfig, place: Place) -> list[str]:
         warnings.append(f"{place('ref_offload')}: has no effect, as no reference is kept beside the policy.")
     if config.model.ref_cache_dir is not None and (is_own_reference or config.model.ref_mode == "model"):
         warnings.append(f"{place('ref_cache_dir')}: has no effect, as nothing is cached with this reference.")
-    if config.train.eval_steps > 0 and not config.data.eval_dataset:
-        warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset.")
+    if config.train.eval_steps > 0 and not has_evaluation(config.data):
+        warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset or --eval_fraction.")
     warnings += engine_warnings(config, place)
     if config.optim.lr_scheduler not in FLOORED_SCHEDULES and config.optim.min_lr_ratio != OptimConfig().min_lr_ratio:
         warnings.append(f"{place('min_lr_ratio')}: has no effect, as {config.optim.lr_scheduler} has no floor.")

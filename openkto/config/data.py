@@ -38,9 +38,20 @@ class DataConfig:
     eval_dataset: list[str] = option(  # noqa: RUF009 (a plain field)
         [],
         "evaluation sets, each PATH or NAME=PATH, or in YAML a mapping as for --dataset with a name; without a name, a "
-        "set is called after its file",
+        "set is called after its file; the eval_split.json of a run stands for the rows that it held out",
         default_text="none",
         may_differ=True,
+    )
+    eval_fraction: float | None = option(
+        None,
+        "hold out this part of the prompts of --dataset, with all their rows, to evaluate on; which ones depends on "
+        "--seed and the prompt only, and is written to eval_split.json",
+        "fraction of the prompts",
+        above=0,
+        below=1,
+        default_text="none",
+        train_only=True,
+        same_run=True,
     )
     dataset_split: str = option("train", "the split to read of --dataset", train_only=True)
     dataset_config: str | None = option(

@@ -105,6 +105,17 @@ def check_template(place: str, template: str | None, apply_chat_template: bool |
         )
 
 
+def check_holdout(data: DataConfig, place: Place) -> None:
+    if data.eval_fraction is None:
+        return
+    if data.eval_dataset:
+        cure = "Leave one of them out; openkto evaluate takes further sets afterwards."
+        fail(place("eval_fraction"), "makes the evaluation set itself", "--eval_dataset as well", cure)
+    if data.eval_split != DataConfig().eval_split:
+        cure = "Leave it out, or give --eval_dataset in place of --eval_fraction."
+        fail(place("eval_split"), "is read of --eval_dataset", "--eval_fraction, which holds out training rows", cure)
+
+
 def check_mixing(data: DataConfig, place: Place) -> None:
     if data.dataset_probs is None:
         return

@@ -14,6 +14,11 @@ def eval_sets(config: DataConfig) -> dict[str, str]:
     return dict(split_eval_set(item) for item in config.eval_dataset)
 
 
+def has_evaluation(config: DataConfig) -> bool:
+    """Return whether a training run has rows to evaluate on."""
+    return bool(config.eval_dataset) or config.eval_fraction is not None
+
+
 def split_eval_set(item: str) -> tuple[str, str]:
     """Split `NAME=PATH`, or take the name out of a mapping; a set without one is called after its file or folder."""
     if item.startswith("{"):

@@ -84,7 +84,7 @@ _GLOBAL_BATCH = (
     "There is none: --train_batch_size is the global batch of a step, over all GPUs, and gradient accumulation follows "
     "from it and --micro_train_batch_size."
 )
-_HELD_OUT = "Rows are not split here: give held-out ones to --eval_dataset."
+_HELD_OUT = "--eval_fraction holds rows out of training, by their prompts."
 _ONLY_KTO = "It is not needed: OpenKTO trains only with KTO; --loss_type has its variants."
 _TEMPLATE = (
     "The chat template is the tokenizer's own: --apply_chat_template wraps text prompts in it, and --input_template in "

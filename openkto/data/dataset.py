@@ -17,7 +17,8 @@ from openkto.config.data_checks import check_template
 from openkto.data import truncation as rule
 from openkto.data.cache import ROWS_FILE, cache_folder, cache_key, cached_folder
 from openkto.data.contradictions import contradictions
-from openkto.data.prepare import Preparation, RowWatch, load_prepared
+from openkto.data.holdout import RowChoice
+from openkto.data.prepare import Preparation, Prepared, RowWatch, load_prepared
 from openkto.data.preview import preview_rows
 from openkto.data.problems import data_error
 from openkto.data.report import DataReport, say
@@ -43,6 +44,7 @@ class UnpairedPreferenceDataset:
         end_token_ids: where generation stops beside the tokenizer's EOS: generation_config's eos_token_id.
         cache_dir: where tokenised rows are kept; None is $OPENKTO_CACHE or ~/.cache/openkto.
         seed: of the mixing.
+        choice: which of the rows are this data set's; None takes them all.
         watch: looks at each row on the way, for which the rows are read again where they are cached.
 
     Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
@@ -62,6 +64,7 @@ class UnpairedPreferenceDataset:
         end_token_ids: Sequence[int] = (),
         cache_dir: str | Path | None = None,
         seed: int = 42,
+        choice: RowChoice | None = None,
         watch: RowWatch | None = None,
     ) -> None:
         settings, place = row_settings or RowSettings(), source_settings or SourceSettings()
@@ -107,12 +110,19 @@ class UnpairedPreferenceDataset:
             },
         )
         folder = cached_folder(cache_folder(cache_dir), key, build, always_builds=watch is not None)
-        self._open(folder, sources, dataset_probs, seed)
+        self._file = folder / ROWS_FILE
+        self._open(load_prepared(folder), sources, dataset_probs, seed, choice)
 
-    def _open(self, folder: Path, sources: list[Source], probs: Sequence[float] | None, seed: int) -> None:
-        """Map the prepared rows into memory, leave out what is too long, and mix."""
-        prepared = load_prepared(folder)
-        stored = datasets.Dataset.from_file(str(folder / ROWS_FILE))
+    def _open(
+        self,
+        prepared: Prepared,
+        sources: list[Source],
+        probs: Sequence[float] | None,
+        seed: int,
+        choice: RowChoice | None,
+    ) -> None:
+        """Map the prepared rows into memory, leave out what is too long or another set's, and mix."""
+        stored = datasets.Dataset.from_file(str(self._file))
         table = stored.data
         labels = table.column("label").to_numpy()
         weights = table.column("weight").to_numpy()
@@ -121,19 +131,23 @@ class UnpairedPreferenceDataset:
         left_out = rule.is_left_out(
             prompt_lengths, completion_lengths, max_len=self.max_len, truncation=self.truncation
         )
-        starts = np.cumsum([0, *prepared.rows_of_sources])
-        kept = [begin + np.flatnonzero(~left_out[begin:end]) for begin, end in pairwise(starts)]
+        numbers, is_own = table.column("row").to_numpy(), np.ones(len(labels), dtype=bool)
+        if choice is not None:
+            is_own = choice.mask(self.name, numbers, table.column("prompt_digest").to_pylist())
+        is_kept, starts = is_own & ~left_out, np.cumsum([0, *prepared.rows_of_sources])
+        kept = [begin + np.flatnonzero(is_kept[begin:end]) for begin, end in pairwise(starts)]
         for found, rows, (begin, end) in zip(sources, kept, pairwise(starts), strict=True):
-            if len(rows) == 0 and (probs is not None or left_out.all()):
-                raise self._none_fits(found.name, prompt_lengths[begin:end], completion_lengths[begin:end])
+            if len(rows) == 0 and (probs is not None or not is_kept.any()):
+                own = begin + np.flatnonzero(is_own[begin:end])
+                raise self._none_fits(found.name, prompt_lengths[own], completion_lengths[own])
         self._index = np.concatenate(kept) if probs is None else _mix(kept, probs, seed)
         # The digests stand in the file; equal numbers, counted by first appearance, are enough once it is open.
         keys = {
             name: table.column(name).combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
             for name in ("prompt_key", "completion_key")
         }
-        self._rows = stored.remove_columns(list(keys))
-        self.rows: np.ndarray = table.column("row").to_numpy()[self._index]
+        self._rows = stored.remove_columns([*keys, "prompt_digest"])
+        self.rows: np.ndarray = numbers[self._index]
         self.labels: np.ndarray = labels[self._index]
         self.weights: np.ndarray = weights[self._index]
         self.prompt_keys: np.ndarray = keys["prompt_key"][self._index]
@@ -150,8 +164,8 @@ class UnpairedPreferenceDataset:
             undesirable=int((~self.labels).sum()),
             cut_desirable=int((is_cut & self.labels).sum()),
             cut_undesirable=int((is_cut & ~self.labels).sum()),
-            left_out_desirable=int((left_out & labels).sum()),
-            left_out_undesirable=int((left_out & ~labels).sum()),
+            left_out_desirable=int((left_out & is_own & labels).sum()),
+            left_out_undesirable=int((left_out & is_own & ~labels).sum()),
             skipped=prepared.skipped,
             first_skipped=prepared.first_skipped,
             merged=prepared.merged,
@@ -162,15 +176,16 @@ class UnpairedPreferenceDataset:
             findings=prepared.findings,
             unread=prepared.unread,
             contradicting=contradictions(
-                table.column("row").to_numpy(), keys["prompt_key"], keys["completion_key"], labels
+                numbers[is_own], keys["prompt_key"][is_own], keys["completion_key"][is_own], labels[is_own]
             ),
         )
-        say(self.report, self.max_len)
+        say(self.report, self.max_len, with_source=choice is None or choice.is_said)
 
     def _none_fits(self, name: str, prompt_lengths: np.ndarray, completion_lengths: np.ndarray) -> DataError:
         """Return the error where --max_len leaves nothing of a source, with the length that would leave some."""
         if len(prompt_lengths) == 0:
-            return data_error(name, "at least one row must be left", "bad rows only", "Look at them, or leave it out.")
+            what = "bad rows only, or rows that are held out"
+            return data_error(name, "at least one row must be left", what, "Look at them, or leave it out.")
         totals = prompt_lengths + completion_lengths
         return data_error(
             name,
@@ -204,6 +219,11 @@ class UnpairedPreferenceDataset:
         """Return the tokens of pairs after the cut, [n]."""
         kept = rule.kept_lengths(prompt_lengths, completion_lengths, max_len=self.max_len, truncation=self.truncation)
         return kept[0] + kept[1]
+
+    def prompt_digests(self) -> list[bytes]:
+        """Return what tells each row's prompt from others, whatever tokenizer and template it went through."""
+        digests = datasets.Dataset.from_file(str(self._file)).data.column("prompt_digest").to_pylist()
+        return [digests[i] for i in self._index.tolist()]
 
     def longest_and_largest(self) -> tuple[int, int]:
         """Return the tokens of the longest sequence that any pairing can make, and the largest id in use."""

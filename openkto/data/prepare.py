@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from openkto.data.cache import REPORT_FILE, ROWS_FILE
+from openkto.data.holdout import DIGEST_BYTES, prompt_digest
 from openkto.data.numbered import NumberedRows, characters_of
 from openkto.data.problems import BadRow, Findings, data_error, shorten
 from openkto.data.row import Row, RowSettings
@@ -41,6 +42,7 @@ SCHEMA = pa.schema(
         ("weight", pa.float64()),
         ("prompt_key", pa.binary(16)),
         ("completion_key", pa.binary(16)),
+        ("prompt_digest", pa.binary(DIGEST_BYTES)),
     ]
 )
 
@@ -219,6 +221,7 @@ def _record_batch(rows: list[tuple[int, Row, TokenizedRow]]) -> pa.RecordBatch:
         [row.weight for _, row, _ in rows],
         [_digest(tokens.prompt_ids) for _, _, tokens in rows],
         [_digest(tokens.completion_ids) for _, _, tokens in rows],
+        [prompt_digest(row.prompt) for _, row, _ in rows],
     ]
     arrays = [pa.array(values, type=column.type) for values, column in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

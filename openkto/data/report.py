@@ -35,9 +35,25 @@ class DataReport:
     contradicting: list[int]  # texts labelled both ways, their rows, the numbers of the first two; else nothing
 
 
-def say(report: DataReport, max_len: int) -> None:
-    """Log every count that is not 0, and the skipped rows as a warning."""
+def say(report: DataReport, max_len: int, *, with_source: bool = True) -> None:
+    """Log every count that is not 0, and the skipped rows as a warning.
+
+    Args:
+        with_source: also say what is of all rows of the source, of which these may be some.
+    """
     logger.info("data: %d rows: %d desirable, %d undesirable", report.kept, report.desirable, report.undesirable)
+    by_class = {
+        f"cut at max_len {max_len}": (report.cut_desirable, report.cut_undesirable),
+        f"left out, too long for max_len {max_len}": (report.left_out_desirable, report.left_out_undesirable),
+    }
+    for what, (desirable, undesirable) in by_class.items():
+        if desirable or undesirable:
+            logger.info("data: %s: %d desirable, %d undesirable rows", what, desirable, undesirable)
+    if with_source:
+        _say_source(report)
+
+
+def _say_source(report: DataReport) -> None:
     for line in report.findings:
         logger.info("data: %s", line)
     for reason, count in report.unlabelled.items():
@@ -51,13 +67,6 @@ def say(report: DataReport, max_len: int) -> None:
         )  # fmt: skip
     for kind, count in report.skipped.items():
         logger.warning("data: skipped %d bad rows (%s). The first: %s", count, kind, report.first_skipped[kind])
-    by_class = {
-        f"cut at max_len {max_len}": (report.cut_desirable, report.cut_undesirable),
-        f"left out, too long for max_len {max_len}": (report.left_out_desirable, report.left_out_undesirable),
-    }
-    for what, (desirable, undesirable) in by_class.items():
-        if desirable or undesirable:
-            logger.info("data: %s: %d desirable, %d undesirable rows", what, desirable, undesirable)
     notes = {
         MERGED: report.merged,
         TEMPLATE_DIFFERS: report.template_differs,

@@ -116,7 +116,10 @@ def _learning(run: RunRecord) -> list[Finding]:
 def _overfitting(run: RunRecord) -> list[Finding]:
     where, lines = judged(run)
     if where == "training rows":
-        text = "There are no evaluation rows, so nothing tells learning from memorising. Pass --eval_dataset."
+        text = (
+            "There are no evaluation rows, so nothing tells learning from memorising. Pass --eval_fraction or "
+            "--eval_dataset."
+        )
         return [Finding("note", text, "no line of kind eval with two classes")]
     auc = [(line["step"], float(line["rewards/auc"])) for line in lines if "rewards/auc" in line]
     best_step, best = max(auc, key=lambda pair: pair[1])

@@ -246,7 +246,13 @@ SENTENCES = [
     ("--load_best_at_end --keep_best loss --eval_dataset e --disable_ds_ckpt",
      "--load_best_at_end: needs checkpoints; got --disable_ds_ckpt. Leave one of them out."),
     ("--early_stop_patience 2 --keep_best loss", "--keep_best: needs evaluation rows; got no --eval_dataset. Give one, "
-     "or leave it out."),
+     "pass --eval_fraction, or leave it out."),
+    ("--eval_fraction 1", "--eval_fraction: must be a number above 0 and below 1; got '1'. Correct it, or leave it "
+     "out."),
+    ("--eval_fraction 0.1 --eval_dataset e", "--eval_fraction: makes the evaluation set itself; got --eval_dataset as "
+     "well. Leave one of them out; openkto evaluate takes further sets afterwards."),
+    ("--eval_fraction 0.1 --eval_split validation", "--eval_split: is read of --eval_dataset; got --eval_fraction, "
+     "which holds out training rows. Leave it out, or give --eval_dataset in place of --eval_fraction."),
     ("--early_stop_patience 2 --keep_best loss --eval_dataset e --eval_steps 0",
      "--keep_best: needs evaluations; got --eval_steps 0. Raise --eval_steps, or leave it out."),
     ("--zero_quantized_weights", "--zero_quantized_weights: needs --zero_stage 3: only that stage sends parameters in "
@@ -341,7 +347,8 @@ SENTENCES = [
      "Take that, or leave it out."),
     ("--weight_key label", "--weight_key: must name another field than --label_key; got 'label' for both. Name the "
      "field with the weights."),
-    ("--eval_at_start", "--eval_at_start: needs evaluation rows; got no --eval_dataset. Give one, or leave it out."),
+    ("--eval_at_start", "--eval_at_start: needs evaluation rows; got no --eval_dataset. Give one, pass "
+     "--eval_fraction, or leave it out."),
 ]  # fmt: skip
 
 
@@ -487,7 +494,7 @@ def test_a_key_in_the_file_is_refused_and_not_repeated(tmp_path):
     [
         ("--learning_rate 1e-4", "--learning_rate: 0.0001 is above 5e-05, where KTO tends to break the model; "
          "5e-7 to 5e-6 is usual, with LoRA ten times that."),
-        ("--eval_steps 5", "--eval_steps: nothing to evaluate without --eval_dataset."),
+        ("--eval_steps 5", "--eval_steps: nothing to evaluate without --eval_dataset or --eval_fraction."),
         ("--overlap_comm --zero_stage 0", "--overlap_comm: has no effect at --zero_stage 0."),
         ("--reduce_bucket_size 9 --zero_stage 0", "--reduce_bucket_size: has no effect at --zero_stage 0."),
         ("--allgather_bucket_size 9", "--allgather_bucket_size: has no effect below --zero_stage 3, where DeepSpeed "
