@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 # Test processes on a machine of two cores; `make test WORKERS=8` where there are more.
 WORKERS ?= 3
+# Where Python is told to keep no byte code, each process of the tests would compile all of them again.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-slow test-slurm lint docs setup clean

@@ -1,5 +1,6 @@
 """Settings of all tests: one thread a process, since tiny models gain nothing from more and lose much on busy cores."""
 
+import gc
 import logging
 import os
 from pathlib import Path
@@ -7,10 +8,19 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Imports make millions of objects that stay: to walk them again and again is half of the time that they take.
+gc.disable()
+
 # A busy machine makes single examples slow; pytest's own limit is what ends a test that hangs.
 hypothesis.settings.register_profile("openkto", deadline=None)
 hypothesis.settings.load_profile("openkto")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but not among what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import sys
 
 import openkto
 
+gc.disable()
 MODULES = [
     "deepspeed.comm.mori",
     "deepspeed.module_inject.auto_ep",
@@ -40,3 +41,4 @@ importlib.import_module("transformers.conversion_mapping").get_checkpoint_conver
 LOADED = set(sys.modules)
 gc.collect()
 gc.freeze()
+gc.enable()
