@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,7 +54,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         path = waiting.pop()
         seen.add(path)
         if not path.startswith("docs/"):
-            files.append(File.generated(config, in_site(path), abs_src_path=str(ROOT / path)))
+            # Such a page need not be in the navigation.
+            level = InclusionLevel.NOT_IN_NAV
+            files.append(File.generated(config, in_site(path), abs_src_path=str(ROOT / path), inclusion=level))
         if path.endswith(".md"):
             waiting |= linked(path) - seen
     return files

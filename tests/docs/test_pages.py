@@ -15,6 +15,16 @@ def manifest(title: str) -> dict:
     return yaml.safe_load(found)
 
 
+def test_every_page_is_in_the_navigation():
+    """`make docs` refuses a page that is not; this says so without building the site."""
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    placed = [
+        page for section in navigation for pages in section.values() for entry in pages for page in entry.values()
+    ]
+    assert len(placed) == len(set(placed))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(placed)
+
+
 def test_the_tokens_page_holds_what_the_tokenizer_makes(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path))
     assert make_tokens.page().strip() in (ROOT / "docs/tokens.md").read_text()
