@@ -1,5 +1,6 @@
 """What the pages state beside their commands: tokens of the worked example, and files for other systems."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def test_every_page_is_in_the_navigation():
     ]
     assert len(placed) == len(set(placed))
     assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(placed)
+
+
+def test_the_messages_that_troubleshooting_explains_are_those_of_the_code():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    code = "".join(path.read_text() for path in sorted((ROOT / "openkto").rglob("*.py")))
+    said = re.sub(r'"\s*\n\s*f?"', "", code)  # a sentence may stand in several pieces
+    quoted = re.findall(r'\*\*"(.+?)"\*\*', page)
+    assert len(quoted) >= 5
+    assert [sentence for sentence in quoted if sentence not in said] == []
 
 
 def test_the_tokens_page_holds_what_the_tokenizer_makes(tmp_path, monkeypatch):
