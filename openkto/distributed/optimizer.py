@@ -1,7 +1,7 @@
 """The optimizer's groups, and DeepSpeed's Adam for processors, for states that are kept off a GPU: 5 to 7 times as fast
 as torch's.
 
-Source: ZeRO-Offload, arXiv:2101.06840, section 5 ("Optimized CPU execution"), where that factor is from.
+Source: ZeRO-Offload, arXiv:2101.06840v1, section 5 ("Optimized CPU execution"), where that factor is from.
 """
 
 import logging

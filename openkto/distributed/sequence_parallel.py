@@ -7,7 +7,7 @@ DeepSpeed's engine is not told. Every rank has the gradient of its own tokens, s
 of different rows do: to the engine all ranks are data-parallel, at every ZeRO stage with one and the same scale, and
 checkpoints lie as they always do. Told of it, stages 0 to 2 divide by other numbers than stage 3 does (0.19.8).
 
-Source: Jacobs et al., "DeepSpeed Ulysses", arXiv:2309.14509.
+Source: Jacobs et al., "DeepSpeed Ulysses", arXiv:2309.14509v2.
 """
 
 from collections.abc import Callable

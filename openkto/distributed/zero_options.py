@@ -1,8 +1,8 @@
 """ZeRO settings and what goes with them: which flag sets which keys of DeepSpeed's configuration.
 
 None of it changes what a step computes, but for the two that quantize what is sent.
-Source: ZeRO (arXiv:1910.02054), ZeRO-Offload (2101.06840), ZeRO-Infinity (2104.07857), ZeRO++ (2306.10209); DeepSpeed
-0.19.8 as read and measured.
+Source: ZeRO (arXiv:1910.02054v3), ZeRO-Offload (2101.06840v1), ZeRO-Infinity (2104.07857v1), ZeRO++
+(2306.10209v1); DeepSpeed 0.19.8 as read and measured.
 """
 
 from collections.abc import Sequence

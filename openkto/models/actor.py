@@ -234,7 +234,7 @@ class Actor(nn.Module):
             token_index: [P], where `attention_mask` is 1 in the flattened rows.
             scored_index: [K], where `loss_mask` is True in them.
             with_entropy: also sum the entropies of the distributions that predict them.
-            with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961, equation
+            with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961v3, equation
                 4).
             with_tokens: also return each scored token's log-probability, with the gradient only through these.
         """

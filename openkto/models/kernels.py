@@ -22,7 +22,7 @@ def use_liger_layers(config: PretrainedConfig) -> None:
 
     It holds for every model of that kind that the process makes from then on, so for the reference too.
 
-    Source: Hsu et al., arXiv:2410.10989. Its losses are off: they would take the place of our head, and
+    Source: Hsu et al., arXiv:2410.10989v3. Its losses are off: they would take the place of our head, and
     need all positions' logits or labels.
 
     Raises:

@@ -7,9 +7,9 @@ Shapes:  N = rows in the step, on this rank or on all; B = rows in a micro-batch
          tokens, row by row.
 Units:   log-probabilities in nats, summed over a completion's tokens.
 Source:  Ethayarajh et al., arXiv:2402.01306v4, section 4 ("Kahneman-Tversky Optimization"); D'Oosterlinck et al.,
-         arXiv:2408.06266, section 4 (APO-zero), in its form for rows without partners; Jung et al., arXiv:2404.04656
-         (BCO), with the running mean over rows of TRL's trl/trainer/bco_trainer.py; Liu et al., arXiv:2509.24207
-         (humanline), with the bounds of HALOs' config/config.yaml; NeMo's preference_average_log_probs.
+         arXiv:2408.06266v5, section 4 (APO-zero), in its form for rows without partners; Jung et al.,
+         arXiv:2404.04656v1 (BCO), with the running mean over rows of TRL's trl/trainer/bco_trainer.py; Liu et al.,
+         arXiv:2509.24207v1 (humanline), with the bounds of HALOs' config/config.yaml; NeMo's preference_average_log_probs.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -40,7 +40,7 @@ def humanline_log_ratios(
 
     A token beyond a bound has no gradient. One that is not finite stays so, for the check that stops the run.
 
-    Source: arXiv:2509.24207; HALOs' `log_epsilon_P` and `log_epsilon_R`.
+    Source: arXiv:2509.24207v1; HALOs' `log_epsilon_P` and `log_epsilon_R`.
     """
     log_ratio_K = log_prob_K - ref_log_prob_K
     clamped_K = torch.where(log_ratio_K.isfinite(), log_ratio_K.clamp(low, high), log_ratio_K)
