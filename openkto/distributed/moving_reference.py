@@ -1,7 +1,7 @@
 """A reference model that follows the policy, at every ZeRO stage.
 
-Source: Gorbatovski et al., "Learn Your Reference Model for Real Good Alignment" (TR-DPO), arXiv:2404.09656v4, section 3. Every
-N steps the reference becomes (1 - alpha) reference + alpha policy.
+Source: Gorbatovski et al., "Learn Your Reference Model for Real Good Alignment" (TR-DPO), arXiv:2404.09656v4, section
+3. Every N steps the reference becomes (1 - alpha) reference + alpha policy.
 """
 
 import contextlib

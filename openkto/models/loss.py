@@ -9,7 +9,8 @@ Units:   log-probabilities in nats, summed over a completion's tokens.
 Source:  Ethayarajh et al., arXiv:2402.01306v4, section 4 ("Kahneman-Tversky Optimization"); D'Oosterlinck et al.,
          arXiv:2408.06266v5, section 4 (APO-zero), in its form for rows without partners; Jung et al.,
          arXiv:2404.04656v1 (BCO), with the running mean over rows of TRL's trl/trainer/bco_trainer.py; Liu et al.,
-         arXiv:2509.24207v1 (humanline), with the bounds of HALOs' config/config.yaml; NeMo's preference_average_log_probs.
+         arXiv:2509.24207v1 (humanline), with the bounds of HALOs' config/config.yaml; NeMo's
+         preference_average_log_probs.
 """
 
 from dataclasses import asdict, dataclass, fields
