@@ -1,7 +1,7 @@
 """The texts of rows by their numbers, as they are in the files, before any chat template."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openkto.data.messages import Message
 from openkto.data.numbered import NumberedRows
@@ -24,9 +24,11 @@ def row_texts(
 ) -> dict[int, RowText]:
     """Return the rows of these numbers, as `UnpairedPreferenceDataset` counts them; what cannot be read is left out.
 
+    Of the settings those count that say where a row's parts are, and not those that change its prompt.
+
     Raises DataError where a file cannot be read.
     """
-    wanted = set(numbers)
+    settings, wanted = replace(settings, input_template=None, apply_chat_template=None), set(numbers)
     found: dict[int, RowText] = {}
     first_row = 0
     for source in sources:

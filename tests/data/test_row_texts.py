@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from openkto.data.row import RowSettings
 from openkto.data.row_texts import RowText, row_texts
 from openkto.data.sources import find_sources
@@ -39,3 +41,10 @@ def test_bad_rows_take_their_numbers_and_messages_are_shown_by_role(tmp_path):
     texts = row_texts(sources, RowSettings(), [0, 1, 2], max_samples=10)
     assert texts.keys() == {0, 2}
     assert (texts[2].prompt, texts[2].completion) == ("user: Hi", "assistant: Hello")
+
+
+@pytest.mark.parametrize("settings", [{"input_template": "Question: {}"}, {"apply_chat_template": True}], ids=str)
+def test_a_rows_text_is_that_of_its_file_whatever_is_put_around_it_for_training(tmp_path, settings):
+    sources = find_sources([write(tmp_path / "a.jsonl", UNPAIRED)], "train")
+    texts = row_texts(sources, RowSettings(**settings), [1], max_samples=10)
+    assert (texts[1].prompt, texts[1].completion) == ("p1", " c1")
