@@ -8,7 +8,7 @@ import numpy as np
 
 from openkto.batches.loader import check_pairable
 from openkto.commands.build import Models
-from openkto.commands.holdout import HELD_OUT, held_out, rows_of_split, warn_of_missing_classes
+from openkto.commands.holdout import HELD_OUT, held_out, missing_classes, rows_of_split, warn_of_missing_classes
 from openkto.commands.rows import read_rows
 from openkto.commands.same_run import check_same_rows
 from openkto.config import LossConfig, RunConfig, eval_sets, learning_rate_of, with_resolved
@@ -101,8 +101,8 @@ def check_has_metric(metric: str | None, eval_rows: dict[str, UnpairedPreference
     if metric is None or not eval_rows:
         return
     name, rows = next(iter(eval_rows.items()))
-    for label, kind in ((True, "desirable"), (False, "undesirable")):
-        if kind in CLASSES_OF_METRIC.get(metric, ()) and not (rows.labels == label).any():
+    for kind in missing_classes(rows):
+        if kind in CLASSES_OF_METRIC.get(metric, ()):
             raise DataError(
                 f"--keep_best {metric}: needs {kind} rows in the evaluation set {name}; got none. Add some, or follow "
                 "loss."

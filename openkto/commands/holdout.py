@@ -22,15 +22,20 @@ def held_out(config: RunConfig, *, is_training: bool) -> HeldOut | None:
     return None if fraction is None else HeldOut(fraction, config.train.seed, is_training)
 
 
+def missing_classes(rows: UnpairedPreferenceDataset) -> list[str]:
+    """Return the names of the classes that no row is of."""
+    counts = {"desirable": rows.report.desirable, "undesirable": rows.report.undesirable}
+    return [kind for kind, count in counts.items() if count == 0]
+
+
 def warn_of_missing_classes(rows: UnpairedPreferenceDataset) -> None:
     """Say which class no held-out row has; that training rows lack one is said with the classes' weights."""
-    for label, kind in ((True, "desirable"), (False, "undesirable")):
-        if not (rows.labels == label).any():
-            log.warning(
-                "warning: --eval_fraction: none of the held-out rows is %s, so rewards/auc and rewards/margins have no "
-                "value. Raise it, or change --seed.",
-                kind,
-            )
+    for kind in missing_classes(rows):
+        log.warning(
+            "warning: --eval_fraction: none of the held-out rows is %s, so rewards/auc and rewards/margins have no "
+            "value. Raise it, or change --seed.",
+            kind,
+        )
 
 
 def split_of(config: RunConfig, rows: UnpairedPreferenceDataset) -> SplitFile:

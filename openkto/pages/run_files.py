@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from openkto.config import from_yaml
 from openkto.errors import ConfigError
+from openkto.report.records import EARLY_STOP
 
 Line = dict[str, Any]
 
@@ -55,7 +56,7 @@ class RunRecord:
         """Whether the run came to its end: its last step, or the early stop that it was told to make."""
         if self.summary is None:
             return False
-        ended_early = str(self.summary.get("ended", "")).startswith("early stop")
+        ended_early = str(self.summary.get("ended", "")).startswith(EARLY_STOP)
         return ended_early or self.total_steps is None or self.summary["step"] >= self.total_steps
 
 

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 Line = dict[str, Any]
 
 METRICS, BATCHES, REWARDS = "metrics.jsonl", "batches.jsonl", "rewards.jsonl"
+EARLY_STOP = "early stop"  # what `ended` of a summary begins with where the run was done before its last step
 
 
 class RecordFile:

@@ -8,6 +8,7 @@ from openkto.config import HIGHER_IS_BETTER
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.checkpoint_folder import name_of
 from openkto.errors import CheckpointError
+from openkto.report.records import EARLY_STOP
 from openkto.trainer.run_state import RunState
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Ending:
         """Say why the run ended, for its summary."""
         if self.is_early(run):
             return (
-                f"early stop: {self.keep_best} was not better than {run.best:.4g} of step {run.best_step} in "
+                f"{EARLY_STOP}: {self.keep_best} was not better than {run.best:.4g} of step {run.best_step} in "
                 f"{run.evaluations_since_best} evaluations in a row"
             )
         return "last step" if run.step >= self.total_steps else "stop_after_steps"
