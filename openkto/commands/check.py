@@ -15,6 +15,7 @@ from openkto.commands.data import (
     weights_of_classes,
 )
 from openkto.commands.outlook import say_outlook
+from openkto.commands.samples import choose_prompts
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
 from openkto.config.flags import RunOptions
 from openkto.models.empty import describe_adapter
@@ -37,7 +38,11 @@ def is_check(config: RunConfig, options: RunOptions, models: Models, tokenizer: 
         return False
     if os.environ.get("RANK", "0") == "0":
         sets = check_training(config, models, tokenizer) if trains else []
-        sets += check_evaluation(config, models, tokenizer)
+        evaluated = evaluation_sets(config, tokenizer)
+        check_sets(config, models, list(evaluated.values()))
+        if trains:
+            choose_prompts(config, tokenizer, evaluated)
+        sets += evaluated.values()
         if options.preview:
             shown = [rows.preview(options.preview, has_colour=sys.stdout.isatty()) for rows in sets[:1]]
             print("\n\n".join(shown))

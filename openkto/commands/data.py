@@ -109,15 +109,21 @@ def check_has_metric(metric: str | None, eval_rows: dict[str, UnpairedPreference
             )
 
 
+def stops_of_model(pretrain: str, trust_remote_code: bool) -> tuple[int, ...]:
+    """Return where the model's generation stops."""
+    known = stop_token_ids(pretrain)
+    if known:
+        return known
+    eos = load_config(pretrain, trust_remote_code).get_text_config().eos_token_id
+    return () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+
 def stops_of_rows(rows: UnpairedPreferenceDataset, pretrain: str, trust_remote_code: bool) -> list[int]:
     """Return the special tokens that rows are taught to end with and at which the model does not stop; say them.
 
     A tenth of the rows must end so: a text may end in any token.
     """
-    known = stop_token_ids(pretrain)
-    if not known:
-        eos = load_config(pretrain, trust_remote_code).get_text_config().eos_token_id
-        known = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    known = stops_of_model(pretrain, trust_remote_code)
     last = rows.last_scored_ids()
     ids, counts = np.unique(last, return_counts=True)
     special = rows.tokenizer.added_tokens_decoder

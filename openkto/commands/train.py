@@ -66,6 +66,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, on_one_day
     from openkto.commands.same_run import fetch_models, settings_of
+    from openkto.commands.samples import make_samples
     from openkto.distributed.agreement import on_some_ranks
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
@@ -96,6 +97,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     config = resolve(config, strategy, rows)
     say_outlook(config, rows)
     stops = stops_of_rows(rows, models.policy, config.model.trust_remote_code)
+    samples = make_samples(config, strategy, tokenizer, models, eval_rows, stops)
     watchdog.phase("hashing the models' files")
     identity = identity_of_command(config, strategy, rows, models)
     watchdog.phase("looking for a checkpoint")
@@ -113,6 +115,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     watchdog.phase("preparing the models")
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
     running = {"export_dtype": dtype, "checkpoints": checkpoints, "stop": stop, "watchdog": watchdog}
+    running["samples"] = samples
     trainer = make_trainer(config, strategy, tokenizer, actor, cached or ref_actor, loaders, **running)
     if actor.has_adapter:
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)

@@ -33,6 +33,7 @@ from openkto.config.run import (
     trains_adapter,
     with_resolved,
 )
+from openkto.config.samples import SamplesConfig
 from openkto.config.training import (
     DEFAULT_LEARNING_RATE,
     DEFAULT_LORA_LEARNING_RATE,
@@ -68,6 +69,7 @@ __all__ = [
     "OutputConfig",
     "PackingChoice",
     "RunConfig",
+    "SamplesConfig",
     "TrainConfig",
     "default_text",
     "eval_sets",

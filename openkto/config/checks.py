@@ -25,6 +25,7 @@ from openkto.config import (
 )
 from openkto.config.data_checks import check_data, check_holdout, check_mixing
 from openkto.config.engine_checks import Place, check_engine, engine_warnings
+from openkto.config.sample_checks import check_samples
 from openkto.errors import fail as _fail
 from openkto.errors import need_package
 
@@ -68,12 +69,14 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
     _check_loss(config, place)
     _check_cache(config, place, command)
     for name, is_given in (
+        ("num_samples", config.samples.num_samples > 0),
         ("eval_at_start", config.train.eval_at_start),
         ("keep_best", config.checkpoint.keep_best is not None),
     ):
         if is_given and not has_evaluation(config.data):
             cure = "Give one, pass --eval_fraction, or leave it out."
             _fail(place(name), "needs evaluation rows", "no --eval_dataset", cure)
+    check_samples(config, place)
     if config.checkpoint.keep_best is not None and config.train.eval_steps == 0:
         _fail(place("keep_best"), "needs evaluations", "--eval_steps 0", "Raise --eval_steps, or leave it out.")
     _check_ending(config.checkpoint, place)
@@ -326,7 +329,7 @@ def _training_warnings(config: RunConfig, place: Place) -> list[str]:
         warnings.append(f"{place('ref_offload')}: has no effect, as no reference is kept beside the policy.")
     if config.model.ref_cache_dir is not None and (is_own_reference or config.model.ref_mode == "model"):
         warnings.append(f"{place('ref_cache_dir')}: has no effect, as nothing is cached with this reference.")
-    if config.train.eval_steps > 0 and not has_evaluation(config.data):
+    if config.train.eval_steps > 0 and not has_evaluation(config.data) and not config.samples.takes_samples:
         warnings.append(f"{place('eval_steps')}: nothing to evaluate without --eval_dataset or --eval_fraction.")
     warnings += engine_warnings(config, place)
     if config.optim.lr_scheduler not in FLOORED_SCHEDULES and config.optim.min_lr_ratio != OptimConfig().min_lr_ratio:

@@ -79,6 +79,7 @@ TITLES = {
     "optim": "optimizer and schedule",
     "deepspeed": "DeepSpeed",
     "train": "batches and steps",
+    "samples": "answers during training",
     "output": "output and trackers",
     "checkpoint": "checkpoints and stops",
 }

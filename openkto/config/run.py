@@ -16,6 +16,7 @@ from openkto.config.data import DataConfig
 from openkto.config.model import LoraConfig, LossConfig, ModelConfig
 from openkto.config.option import Option
 from openkto.config.output import CheckpointConfig, OutputConfig
+from openkto.config.samples import SamplesConfig
 from openkto.config.training import (
     DEFAULT_LEARNING_RATE,
     DEFAULT_LORA_LEARNING_RATE,
@@ -36,6 +37,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     deepspeed: DeepspeedConfig = field(default_factory=DeepspeedConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
@@ -48,6 +50,7 @@ SECTIONS: dict[str, type] = {
     "optim": OptimConfig,
     "deepspeed": DeepspeedConfig,
     "train": TrainConfig,
+    "samples": SamplesConfig,
     "output": OutputConfig,
     "checkpoint": CheckpointConfig,
 }

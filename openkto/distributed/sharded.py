@@ -1,14 +1,19 @@
 """Helpers for ZeRO 3: loading a sharded model, calling it without its engine, freeing it."""
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
+import deepspeed
 import deepspeed.utils.groups as groups
+import torch
 from deepspeed.runtime.zero.parameter_offload import ZeROOrderedDict
 from torch import nn
 from transformers.integrations import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from openkto.distributed.gather import whole_shape
 
 
 @contextlib.contextmanager
@@ -72,3 +77,33 @@ def empty(model: nn.Module) -> None:
         for shard in ("ds_tensor", "ds_secondary_tensor"):  # the second only with --zpg
             if vars(tensor).get(shard) is not None:
                 vars(tensor)[shard].data = vars(tensor)[shard].data.new_empty(0)
+
+
+def fits_whole(model: nn.Module, device: torch.device) -> bool:
+    """Whether all of a sharded model's weights fit into half of a device's free memory."""
+    if device.type != "cuda":
+        return True  # processors' memory holds the optimizer's states too, which are far larger
+    needed = sum(whole_shape(parameter).numel() * parameter.element_size() for parameter in model.parameters())
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    return 2 * needed <= free - torch.cuda.memory_allocated(device)
+
+
+@contextlib.contextmanager
+def whole_weights(engine: Any) -> Iterator[None]:
+    """Inside, every rank holds all weights of a ZeRO-3 engine, and `engine.module` may be called without it.
+
+    The hooks by which DeepSpeed gathers a layer before its forward are off: they would give the layer's weights back
+    after it, and its record of the order in which a step needs them would be lost. All ranks must call it.
+    """
+    model: nn.Module = engine.module
+    # What was fetched ahead by the last forward is on its way still.
+    engine.optimizer.parameter_offload.get_param_coordinator()._clean_inflight_param_registry()
+    hooks = [(module, module._forward_pre_hooks, module._forward_hooks) for module in model.modules()]
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        for module, _, _ in hooks:
+            module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+        try:
+            yield
+        finally:
+            for module, before, after in hooks:
+                module._forward_pre_hooks, module._forward_hooks = before, after

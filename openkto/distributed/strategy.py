@@ -29,7 +29,7 @@ from openkto.distributed.loss_scale import loss_scale, step_with_loss_scale
 from openkto.distributed.mesh import Mesh, make_mesh
 from openkto.distributed.optimizer import cpu_adam, has_cpu_adam, parameter_groups
 from openkto.distributed.sequence_parallel import SharedTokens
-from openkto.distributed.sharded import born_sharded, empty
+from openkto.distributed.sharded import born_sharded, direct_forward, empty, fits_whole, whole_weights
 from openkto.distributed.tensor_parallel import split_model, total_norm
 from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_device, check_ranks
 from openkto.errors import ConfigError, TrainingError
@@ -263,6 +263,22 @@ class DeepspeedStrategy:
             yield
         if moves:
             ref_model.to("cpu")
+
+    @contextlib.contextmanager
+    def weights_for_generation(self, engine: Any) -> Iterator[None]:
+        """Inside, `engine.module` may generate, without gradient and in training's precision; all ranks must call it.
+
+        At ZeRO 3 every rank holds all weights meanwhile, where they fit. Else, and with `param_offload`, each layer's
+        are gathered for each token, which is several times slower, and all ranks must run as many forwards.
+        """
+        autocast = self.zero_stage == 0 and self.precision == "bf16"
+        weights: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.zero_stage == 3:
+            is_tight = self.zero.param_offload or not fits_whole(engine.module, self.device)
+            is_tight = bool(self.all_reduce([float(is_tight)], op="max")[0])
+            weights = direct_forward(engine.module) if is_tight else whole_weights(engine)
+        with weights, torch.no_grad(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
+            yield
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 

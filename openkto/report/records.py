@@ -1,4 +1,5 @@
-"""The files that a run appends to, one JSON object per line: metrics.jsonl, batches.jsonl and rewards.jsonl.
+"""The files that a run appends to, one JSON object per line: metrics.jsonl, batches.jsonl, rewards.jsonl
+and samples.jsonl.
 
 When a run starts they are carried on, cut back to a checkpoint's step, or set aside.
 """
@@ -17,8 +18,9 @@ log = logging.getLogger(__name__)
 
 Line = dict[str, Any]
 
-METRICS, BATCHES, REWARDS = "metrics.jsonl", "batches.jsonl", "rewards.jsonl"
+METRICS, BATCHES, REWARDS, SAMPLES = "metrics.jsonl", "batches.jsonl", "rewards.jsonl", "samples.jsonl"
 EARLY_STOP = "early stop"  # what `ended` of a summary begins with where the run was done before its last step
+SAMPLE = "sample"  # what a line of samples.jsonl is counted as
 
 
 class RecordFile:
@@ -150,7 +152,7 @@ def go_back(folder: Path, step: int, lines_at_step: dict[str, int], *, train_lin
 
     Args:
         step: the checkpoint's.
-        lines_at_step: how many lines of each kind of this very step had been written by then.
+        lines_at_step: how many lines of each kind of this very step had been written by then, samples among them.
         train_lines: how many steps' lines the run had written in all.
 
     Raises:
@@ -169,6 +171,7 @@ def go_back(folder: Path, step: int, lines_at_step: dict[str, int], *, train_lin
         )
     for record in (BATCHES, REWARDS):
         _cut(folder / record, step, {"": 1})
+    _cut(folder / SAMPLES, step, {"": lines_at_step.get(SAMPLE, 0)})
 
 
 def _cut(record: Path, step: int, at_step: dict[str, int]) -> list[Line]:
@@ -215,7 +218,7 @@ def _write_kept(record: Path, lines: list[bytes], kept: list[bytes], broken: lis
 
 def set_aside(folder: Path) -> None:
     """Number an earlier run's records, so that a new run in the same folder neither mixes with them nor loses them."""
-    for name in (METRICS, BATCHES, REWARDS, "tokens.jsonl", "tensorboard"):
+    for name in (METRICS, BATCHES, REWARDS, SAMPLES, "tokens.jsonl", "tensorboard"):
         record = folder / name
         if record.exists():
             kept = record.rename(numbered(record))

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 from openkto.config import OutputConfig
 from openkto.errors import ConfigError, need_package
-from openkto.report.records import METRICS, RecordFile, read_lines
+from openkto.report.records import METRICS, SAMPLES, RecordFile, read_lines
+from openkto.report.samples import COLUMNS, Line, as_markdown, as_rows
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class Tracker(Protocol):
     """What a view of the metrics must do; it lives in one thread."""
 
     def log(self, kind: str, step: int, values: Values) -> None: ...
+
+    def show_samples(self, step: int, lines: Sequence[Line]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -68,7 +71,8 @@ class Trackers:
         if output.use_tensorboard != "none":
             folder = output.use_tensorboard or os.path.join(output.save_path, "tensorboard")
             recorded = [line for _, line in read_lines(metrics) if line is not None]
-            wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded, first_step)
+            answers = [line for _, line in read_lines(metrics.with_name(SAMPLES)) if line is not None]
+            wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded, first_step, answers)
         if output.use_wandb:
             need_package("--use_wandb", "wandb", "wandb")
             wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers, run_id)
@@ -83,7 +87,12 @@ class Trackers:
         }
         self._file.write({"kind": kind, "step": step, **kept})
         for thread in self._threads:
-            thread.put(kind, step, kept)
+            thread.put(lambda tracker: tracker.log(kind, step, kept))
+
+    def show_samples(self, step: int, lines: Sequence[Line]) -> None:
+        """Show the answers of a step, as a table."""
+        for thread in self._threads:
+            thread.put(lambda tracker: tracker.show_samples(step, lines))
 
     def sync(self) -> None:
         """Flush metrics.jsonl to the disk."""
@@ -105,15 +114,15 @@ class TrackerThread:
     def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
         self.name = name
         self.dropped = 0
-        self._queue: queue.Queue[tuple[str, int, Values] | None] = queue.Queue(maxsize=QUEUE_LINES)
+        self._queue: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(maxsize=QUEUE_LINES)
         self._thread = threading.Thread(target=self._run, args=(make,), name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def put(self, kind: str, step: int, values: Values) -> None:
+    def put(self, tell: Callable[[Tracker], None]) -> None:
         if not self._thread.is_alive():
             return
         try:
-            self._queue.put_nowait((kind, step, values))
+            self._queue.put_nowait(tell)
         except queue.Full:
             if not self.dropped:
                 logger.warning("%s: does not keep up; values are left out there, not in metrics.jsonl.", self.name)
@@ -138,8 +147,8 @@ class TrackerThread:
         # A tracker is other people's code over a network: whatever it raises must end here, and be said once.
         try:
             tracker = make()
-            while (item := self._queue.get()) is not None:
-                tracker.log(*item)
+            while (tell := self._queue.get()) is not None:
+                tell(tracker)
             tracker.close()
         except Exception as error:
             logger.warning("%s: is switched off (%s: %s); training continues.", self.name, type(error).__name__, error)
@@ -156,12 +165,18 @@ class TensorBoard:
     """Writes event files that TensorBoard shows.
 
     A resumed run repeats steps that it had made before it was stopped. So its files are written again from what
-    metrics.jsonl holds, with the times at which the values were first logged: each step is there once. Where that file
-    begins later than the run, which came from another folder, what was logged before is taken over as it is.
+    metrics.jsonl and samples.jsonl hold, with the times at which the values were first logged: each step is there once.
+    Where metrics.jsonl begins later than the run, which came from another folder, what was logged before is taken over
+    as it is.
     """
 
     def __init__(
-        self, folder: str, run_id: str = "", recorded: Sequence[dict[str, Any]] = (), first_step: int = 0
+        self,
+        folder: str,
+        run_id: str = "",
+        recorded: Sequence[Line] = (),
+        first_step: int = 0,
+        answers: Sequence[Line] = (),
     ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -179,6 +194,9 @@ class TensorBoard:
             if line["step"] > begin or begin == 0:
                 values = {name: value for name, value in line.items() if name not in ("kind", "step")}
                 self._add(line["kind"], line["step"], values, times)
+        for step in dict.fromkeys(line["step"] for line in answers):
+            if step > begin or begin == 0:
+                self._add_samples(step, [line for line in answers if line["step"] == step])
         self._writer.flush()
         for file in earlier:
             file.unlink()
@@ -186,6 +204,13 @@ class TensorBoard:
     def log(self, kind: str, step: int, values: Values) -> None:
         self._add(kind, step, values, {})
         self._writer.flush()
+
+    def show_samples(self, step: int, lines: Sequence[Line]) -> None:
+        self._add_samples(step, lines)
+        self._writer.flush()
+
+    def _add_samples(self, step: int, lines: Sequence[Line]) -> None:
+        self._writer.add_text("samples", as_markdown(lines), step)
 
     def _add(self, kind: str, step: int, values: Values, times: dict[tuple[str, int], float]) -> None:
         if kind in ("train", "eval"):
@@ -236,6 +261,11 @@ class WeightsAndBiases:
             self._run.log({**named(kind, values), "global_step": step})
         else:
             self._run.summary.update({f"{kind}/{name}": value for name, value in values.items()})
+
+    def show_samples(self, step: int, lines: Sequence[Line]) -> None:
+        import wandb
+
+        self._run.log({"samples": wandb.Table(columns=list(COLUMNS), data=as_rows(lines)), "global_step": step})
 
     def close(self) -> None:
         self._run.finish()

@@ -38,6 +38,7 @@ from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.reference import make_reference
 from openkto.trainer.reporter import Reporter, StepReport, counts_of
 from openkto.trainer.run_state import RunState
+from openkto.trainer.samples import Samples
 from openkto.trainer.saving import RunSaver, open_checkpoints
 from openkto.trainer.schedule import is_due, learning_rates, total_steps
 
@@ -66,6 +67,7 @@ class KTOTrainer:
         checkpoints: where they lie; None takes the folder from `args`.
         stop: whether the process was asked to stop; None listens to signals while `fit` runs.
         watchdog: told of progress; None is none.
+        samples: prompts that the policy answers before training, at each evaluation and at the end.
 
     Raises:
         ConfigError: the arguments contradict each other.
@@ -93,6 +95,7 @@ class KTOTrainer:
         checkpoints: Checkpoints | None = None,
         stop: StopRequest | None = None,
         watchdog: Watchdog | None = None,
+        samples: Samples | None = None,
         **loss_terms: Any,
     ) -> None:
         if max_norm != strategy.max_norm:
@@ -102,11 +105,8 @@ class KTOTrainer:
         self.model, self.ref_model, self.tokenizer = model, ref_model, tokenizer
         self.strategy, self.optim, self.scheduler = strategy, optim, scheduler
         self.train_dataloader = train_dataloader
-        if eval_dataloader is None:
-            eval_dataloader = {}
-        elif not isinstance(eval_dataloader, dict):
-            eval_dataloader = {"eval": eval_dataloader}
-        self.eval_dataloaders: dict[str, KTODataLoader] = eval_dataloader
+        sets = eval_dataloader or {}
+        self.eval_dataloaders = sets if isinstance(sets, dict) else {"eval": sets}
         self.loss = dataclasses.replace(loss or KTOLoss(), **loss_terms)
         # A run that is resumed with others would be another run.
         self.settings = self.loss.settings() | {
@@ -126,7 +126,7 @@ class KTOTrainer:
         self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
         self.export_dtype = export_dtype or model.module.model.dtype
         self.checkpoints = checkpoints
-        self.stop, self.owns_stop = stop or StopRequest(), stop is None
+        self.samples, self.stop, self.owns_stop = samples, stop or StopRequest(), stop is None
         self.watchdog = watchdog or Watchdog(0, strategy.rank)
         self.num_parameters = count(model.parameters())
         self.num_trainable = count(p for p in model.parameters() if p.requires_grad)
@@ -157,6 +157,7 @@ class KTOTrainer:
         saver = self._make_saver(args, total_steps)
         run, resumed = saver.begin(consumed_samples)
         self.run = run
+        run.is_evaluated &= resumed is not None or self.samples is None
         self.stop.begin_training()
         sizes = (self.num_parameters, self.num_trainable, self.work)
         reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, total_steps, run, resumed)
@@ -165,7 +166,7 @@ class KTOTrainer:
                 if not run.is_evaluated:
                     # --max_time is ignored here: an evaluation longer than the limit would be restarted on every start
                     # and never finish.
-                    results = self._evaluate_and_report(run, reporter, saver, by_signal_alone=True)
+                    results = self._evaluate_and_report(args, run, reporter, saver, by_signal_alone=True)
                     if ending.note(run, results):
                         saver.save(run, reporter)
                 while not ending.is_reached(run):
@@ -174,14 +175,14 @@ class KTOTrainer:
                         self._step_and_report(args, run, reporter, saver, batch, started)
                         is_best = False
                         if self._is_evaluation_due(args.eval_steps, run.step, total_steps):
-                            is_best = ending.note(run, self._evaluate_and_report(run, reporter, saver))
+                            is_best = ending.note(run, self._evaluate_and_report(args, run, reporter, saver))
                         saver.after_step(run, reporter, must_save=is_best or ending.is_before_last_step(run))
                         if ending.is_reached(run):
                             break
                         started = self._wait_for_batch(run.step + 1)
                 if args.eval_steps != 0 and not self._is_evaluation_due(args.eval_steps, run.step, total_steps):
                     # Only after --stop_after_steps; cut from metrics.jsonl again on resume.
-                    self._evaluate_and_report(run, reporter, saver)
+                    self._evaluate_and_report(args, run, reporter, saver)
                 reporter.finish(ending.reason(run))
             except StopError as stop:
                 saver.save_before_stop(run, reporter, stop)
@@ -309,22 +310,28 @@ class KTOTrainer:
         }
 
     def _is_evaluation_due(self, eval_steps: int, step: int, total_steps: int) -> bool:
-        return eval_steps != 0 and (step == total_steps or is_due(eval_steps, step, len(self.train_dataloader)))
+        is_end = step == total_steps and (eval_steps != 0 or self.samples is not None)
+        return is_end or is_due(eval_steps, step, len(self.train_dataloader))
 
     def _evaluate_and_report(
-        self, run: RunState, reporter: Reporter, saver: RunSaver, *, by_signal_alone: bool = False
+        self, args: FitArgs, run: RunState, reporter: Reporter, saver: RunSaver, *, by_signal_alone: bool = False
     ) -> dict[str, dict[str, float]]:
-        """Evaluate; a request to stop ends that between two forwards, and it is made again when the run is resumed."""
+        """Evaluate and sample; a request to stop ends that between two forwards, and a resumed run makes it again."""
+
+        beat = self.watchdog.beat
 
         def between() -> None:
-            self.watchdog.beat()
+            beat()
             saver.stop_if_asked(run, by_signal_alone=by_signal_alone)
 
         self.watchdog.phase(f"evaluation at step {run.step}")
         run.is_evaluated = False
-        results = self._evaluate(run, between)
+        is_asked_for = args.eval_at_start if run.step == 0 else args.eval_steps != 0
+        results = self._evaluate(run, between) if is_asked_for else {}
+        answers = [] if self.samples is None else self.samples.take(self.model, self.strategy, beat, between)
         for name, values in results.items():
             reporter.evaluation(name if len(results) > 1 else None, values)
+        reporter.samples(answers)
         run.is_evaluated = True
         return results
 

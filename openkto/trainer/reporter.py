@@ -1,4 +1,4 @@
-"""Writes a run's log lines, trackers, batches.jsonl, rewards.jsonl and tokens.jsonl, all from rank 0.
+"""Writes a run's log lines, trackers and records (batches, rewards, samples and tokens), all from rank 0.
 
 Every rank holds a `Reporter` and calls it at the same places, since the peak memory is a maximum over ranks.
 """
@@ -23,7 +23,19 @@ from openkto.report.environment import environment
 from openkto.report.flops import StepWork
 from openkto.report.metrics import BatchRows, MetricWindow
 from openkto.report.progress import Progress
-from openkto.report.records import BATCHES, REWARDS, RecordFile, belongs_to, go_back, lines_of_older_version, set_aside
+from openkto.report.records import (
+    BATCHES,
+    REWARDS,
+    SAMPLE,
+    SAMPLES,
+    Line,
+    RecordFile,
+    belongs_to,
+    go_back,
+    lines_of_older_version,
+    set_aside,
+)
+from openkto.report.samples import for_log
 from openkto.report.standstill import Standstill
 from openkto.report.throughput import StepCounts, Throughput, peak_memory_gib
 from openkto.report.trackers import Trackers
@@ -107,6 +119,7 @@ class Reporter:
         self.progress: Progress | None = None
         self.batches_file: RecordFile | None = None
         self.rewards_file: RecordFile | None = None
+        self.samples_file: RecordFile | None = None  # once there are samples
         self.train_lines: int | None = 0  # None: an older version did not count them
         self.step_of_lines, self.lines_at_step = run.step, Counter[str]()  # written of the newest step, by kind
         if resumed is not None:
@@ -139,12 +152,15 @@ class Reporter:
     def _log(self, kind: str, values: dict[str, Any]) -> None:
         """Write a line of this step; on rank 0."""
         assert self.trackers is not None, "other ranks have no trackers"
-        if self.run.step != self.step_of_lines:
-            self.step_of_lines, self.lines_at_step = self.run.step, Counter()
-        self.lines_at_step[kind] += 1
+        self._count(kind)
         if self.train_lines is not None:
             self.train_lines += kind == "train"
         self.trackers.log(kind, self.run.step, values)
+
+    def _count(self, kind: str) -> None:
+        if self.run.step != self.step_of_lines:
+            self.step_of_lines, self.lines_at_step = self.run.step, Counter()
+        self.lines_at_step[kind] += 1
 
     # ---- in and out of a checkpoint ---------------------------------------------------------------------------------
 
@@ -152,7 +168,7 @@ class Reporter:
         """Return the counts, the open window and how many lines were written, for a checkpoint to keep."""
         if self.trackers is not None:
             self.trackers.sync()
-            for record in (self.batches_file, self.rewards_file):
+            for record in (self.batches_file, self.rewards_file, self.samples_file):
                 if record is not None:
                     record.sync()
         arrays: Arrays = {}
@@ -271,6 +287,18 @@ class Reporter:
             shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", self.run.step, shown)
 
+    def samples(self, lines: list[Line]) -> None:
+        """Write the answers of this step, and show the first of them."""
+        if self.trackers is None or not lines:
+            return
+        self.samples_file = self.samples_file or RecordFile(Path(self.args.save_path) / SAMPLES)
+        for line in lines:
+            self.samples_file.write({"step": self.run.step, **line})
+            self._count(SAMPLE)
+        self.trackers.show_samples(self.run.step, lines)
+        for text in for_log(self.run.step, lines):
+            log.info("%s", text)
+
     def _position(self) -> dict[str, float]:
         """Return what every line starts with."""
         consumed = self.run.consumed_samples
@@ -303,7 +331,7 @@ class Reporter:
         """Close files, trackers and the progress display."""
         if self.progress is not None:
             self.progress.close()
-        for record in (self.batches_file, self.rewards_file):
+        for record in (self.batches_file, self.rewards_file, self.samples_file):
             if record is not None:
                 record.close()
         if self.trackers is not None:
