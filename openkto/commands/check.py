@@ -18,6 +18,7 @@ from openkto.commands.outlook import say_outlook
 from openkto.commands.samples import choose_prompts
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
 from openkto.config.flags import RunOptions
+from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.models.empty import describe_adapter
 from openkto.models.loading import load_config
 
@@ -38,11 +39,10 @@ def is_check(config: RunConfig, options: RunOptions, models: Models, tokenizer: 
         return False
     if os.environ.get("RANK", "0") == "0":
         sets = check_training(config, models, tokenizer) if trains else []
-        evaluated = evaluation_sets(config, tokenizer)
-        check_sets(config, models, list(evaluated.values()))
+        evaluated = check_evaluation(config, models, tokenizer)
+        sets += evaluated.values()
         if trains:
             choose_prompts(config, tokenizer, evaluated)
-        sets += evaluated.values()
         if options.preview:
             shown = [rows.preview(options.preview, has_colour=sys.stdout.isatty()) for rows in sets[:1]]
             print("\n\n".join(shown))
@@ -64,12 +64,12 @@ def check_training(config: RunConfig, models: Models, tokenizer: Any) -> list[An
     return [rows]
 
 
-def check_evaluation(config: RunConfig, models: Models, tokenizer: Any) -> list[Any]:
-    """Read the sets to evaluate on, and say what there is to say of them."""
+def check_evaluation(config: RunConfig, models: Models, tokenizer: Any) -> dict[str, UnpairedPreferenceDataset]:
+    """Read the sets to evaluate on, by name, and say what there is to say of them."""
     sets = evaluation_sets(config, tokenizer)
     check_has_metric(config.checkpoint.keep_best, sets)
     check_sets(config, models, list(sets.values()))
-    return list(sets.values())
+    return sets
 
 
 def describe_models(config: RunConfig, models: Models) -> str:

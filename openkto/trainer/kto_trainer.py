@@ -117,16 +117,15 @@ class KTOTrainer:
         if self.loss.aux_loss_coef > 0 and model.module.num_experts == 0:
             raise ConfigError("aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0.")
         self.reference = make_reference(model, model.module, ref_model, strategy)
-        self.work = step_work(model.module, ref_model)
-        self.max_epochs = max_epochs
+        self.work, self.max_epochs = step_work(model.module, ref_model), max_epochs
         self.run, self.ending = RunState(), Ending(0)  # of the newest `fit`
         self.ref_sync_steps, self.ref_sync_alpha = ref_sync_steps, ref_sync_alpha
         if ref_sync_steps > 0:
             check_moves(ref_model, model)
         self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
         self.export_dtype = export_dtype or model.module.model.dtype
-        self.checkpoints = checkpoints
-        self.samples, self.stop, self.owns_stop = samples, stop or StopRequest(), stop is None
+        self.samples, self.checkpoints = samples, checkpoints
+        self.stop, self.owns_stop = stop or StopRequest(), stop is None
         self.watchdog = watchdog or Watchdog(0, strategy.rank)
         self.num_parameters = count(model.parameters())
         self.num_trainable = count(p for p in model.parameters() if p.requires_grad)
@@ -318,17 +317,15 @@ class KTOTrainer:
     ) -> dict[str, dict[str, float]]:
         """Evaluate and sample; a request to stop ends that between two forwards, and a resumed run makes it again."""
 
-        beat = self.watchdog.beat
-
         def between() -> None:
-            beat()
+            self.watchdog.beat()
             saver.stop_if_asked(run, by_signal_alone=by_signal_alone)
 
         self.watchdog.phase(f"evaluation at step {run.step}")
         run.is_evaluated = False
         is_asked_for = args.eval_at_start if run.step == 0 else args.eval_steps != 0
         results = self._evaluate(run, between) if is_asked_for else {}
-        answers = [] if self.samples is None else self.samples.take(self.model, self.strategy, beat, between)
+        answers = [] if self.samples is None else self.samples.take(self.model, self.strategy, self.watchdog, between)
         for name, values in results.items():
             reporter.evaluation(name if len(results) > 1 else None, values)
         reporter.samples(answers)

@@ -9,6 +9,7 @@ from typing import Any
 
 from openkto.data.prompts import Prompt
 from openkto.models.generation import Answers, Sampling, answer
+from openkto.process.watchdog import Watchdog
 from openkto.trainer.protocols import TrainingStrategy
 
 Line = dict[str, Any]
@@ -31,14 +32,14 @@ class Samples:
         self._prompts, self._sampling, self._tokenizer, self._seed = prompts, sampling, tokenizer, seed
 
     def take(
-        self, engine: Any, strategy: TrainingStrategy, beat: Callable[[], None], between: Callable[[], None]
+        self, engine: Any, strategy: TrainingStrategy, watchdog: Watchdog, between: Callable[[], None]
     ) -> list[Line]:
         """Return a line for each prompt, the same on every rank; all ranks must call it.
 
         The prompts are shared out over the ranks, as many for each; a rank with fewer takes some a second time.
 
         Args:
-            beat: called before each token.
+            watchdog: told of each token.
             between: called before each batch, as often on every rank.
         """
         count, ranks = len(self._prompts), strategy.data_size
@@ -54,7 +55,7 @@ class Samples:
                     [self._seed + i for i in batch],
                     self._sampling,
                     strategy.device,
-                    between=beat,
+                    between=watchdog.beat,
                     is_in_step=strategy.zero_stage == 3,
                 )
             made |= dict(zip(batch, found, strict=True))
