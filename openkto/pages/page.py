@@ -10,6 +10,7 @@ import vl_convert
 from openkto.pages.charts import Chart
 from openkto.pages.reading import Finding, ends, judged, read_curves
 from openkto.pages.run_files import Line, RunRecord, with_distinct_names
+from openkto.pages.samples import samples_of
 from openkto.pages.suspects import Suspect
 
 PNG_WIDTH, PNG_SCALE = 640, 2.0
@@ -64,6 +65,7 @@ def report_page(runs: list[RunRecord], charts: list[Chart], suspects: Suspects |
         title=f"OpenKTO: {', '.join(names)}",
         subtitle=_subtitle(runs),
         runs=views,
+        samples=samples_of(runs, names),
         suspects=suspects,
         settings=_settings(runs),
     )

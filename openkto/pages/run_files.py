@@ -43,6 +43,7 @@ class RunRecord:
     evaluations: dict[str, list[Line]]  # by the set's name; "eval" where there is one set only
     summary: Line | None  # None while no start of the run has come to its end
     rewards: RowRewards | None = None
+    samples: list[Line] = field(default_factory=list)  # by step and then by number, each once
     problems: list[str] = field(default_factory=list)  # what could not be read, in words
 
     @property
@@ -102,6 +103,7 @@ def read_run(folder: Path) -> RunRecord:
         evaluations={name: [found[step] for step in sorted(found)] for name, found in evaluations.items()},
         summary=summary,
         rewards=_rewards(folder / "rewards.jsonl", problems),
+        samples=_samples(folder / "samples.jsonl", problems),
         problems=problems,
     )
 
@@ -166,6 +168,18 @@ def _rewards(path: Path, problems: list[str]) -> RowRewards | None:
         reward=reward,
         margin=np.where(is_desirable, 1.0, -1.0) * (reward - point),
     )
+
+
+def _samples(path: Path, problems: list[str]) -> list[Line]:
+    """Return the answers to prompts; those that were made again after a resume count as they were made last."""
+    if not path.is_file():
+        return []
+    found: dict[tuple[int, int], Line] = {}
+    for line in _json_lines(path, problems):
+        is_numbered = all(isinstance(line.get(name), int) for name in ("step", "sample"))
+        if is_numbered and all(isinstance(line.get(name), str) for name in ("prompt", "greedy", "sampled")):
+            found[line["step"], line["sample"]] = line
+    return [found[key] for key in sorted(found)]
 
 
 def mean_over(lines: list[Line], metric: str) -> float | None:

@@ -347,6 +347,12 @@ SENTENCES = [
      "Take that, or leave it out."),
     ("--weight_key label", "--weight_key: must name another field than --label_key; got 'label' for both. Name the "
      "field with the weights."),
+    ("--num_samples 2", "--num_samples: needs evaluation rows; got no --eval_dataset. Give one, pass --eval_fraction, "
+     "or leave it out."),
+    ("--sample_top_p 0.5", "--sample_top_p: works only with --num_samples or --sample_prompts; got neither. Give one "
+     "of them, or leave it out."),
+    ("--num_samples 2 --eval_dataset e.jsonl --deepcompile", "--num_samples: cannot go with --deepcompile, which "
+     "compiles training's forwards; got both. Leave one out."),
     ("--eval_at_start", "--eval_at_start: needs evaluation rows; got no --eval_dataset. Give one, pass "
      "--eval_fraction, or leave it out."),
 ]  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 
 from openkto.config import OutputConfig
 from openkto.errors import ConfigError
+from openkto.report.samples import COLUMNS, as_rows
 from openkto.report.trackers import QUEUE_LINES, TensorBoard, Trackers, named
 
 
@@ -234,3 +235,44 @@ def test_wandb_without_a_key_is_off_and_never_asks_for_one(tmp_path):
     assert done.stderr.count("W&B: is switched off") == 1
     assert "set WANDB_API_KEY or run `wandb login`" in done.stderr
     assert len(lines_of(tmp_path / "out")) == 3
+
+
+SAMPLE = {"sample": 0, "source": "eval", "prompt": "a|b", "greedy": "<s>\nno", "sampled": "yes"}
+
+
+def test_answers_are_shown_as_a_table_by_every_tracker_that_takes_it(tmp_path):
+    shown = []
+
+    class Shows(Recorder):
+        def show_samples(self, step, lines) -> None:
+            shown.append((step, lines))
+
+    trackers = only_files(tmp_path, fake=Shows)
+    trackers.show_samples(4, [SAMPLE])
+    trackers.close()
+    assert shown == [(4, [SAMPLE])]
+
+
+def test_tensorboard_shows_the_answers_of_each_step_once_after_a_resume(tmp_path):
+    first = TensorBoard(str(tmp_path), "run")
+    for step in (0, 4, 8):
+        first.show_samples(step, [SAMPLE])
+    first.close()
+    # Step 8 is made again: samples.jsonl was cut back to step 4.
+    resumed = TensorBoard(str(tmp_path), "run", [], 4, [{"step": step, **SAMPLE} for step in (0, 4)])
+    resumed.show_samples(8, [SAMPLE])
+    resumed.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path)).Reload().Tensors("samples/text_summary")
+    assert [event.step for event in events] == [0, 4, 8]
+    table = events[0].tensor_proto.string_val[0].decode()
+    assert table.splitlines()[2] == "|  | eval | a&#124;b | &lt;s><br>no | yes |  |  |"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="W&B is not installed")
+def test_wandb_takes_a_table_of_every_column():
+    import wandb
+
+    table = wandb.Table(columns=list(COLUMNS), data=as_rows([{"step": 4, **SAMPLE, "label": True}]))
+    assert table.data == [[4, "eval", "a|b", "<s>\nno", "yes", None, True]]
