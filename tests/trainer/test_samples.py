@@ -67,6 +67,26 @@ def test_a_run_with_samples_has_the_very_weights_of_one_without(tmp_path, zero_s
     assert not (tmp_path / "without" / "samples.jsonl").exists()
 
 
+def whole_in_between():
+    """Return how many parameters are whole at ZeRO 3: before answers are made, after a forward then, and afterwards."""
+    trainer, strategy = make_trainer(token_rows(MIXED), zero_stage=3)
+    parameters = list(trainer.model.module.parameters())
+
+    def whole():
+        return sum(parameter.shape == parameter.ds_shape for parameter in parameters)
+
+    counts = [whole()]
+    with strategy.weights_for_generation(trainer.model):
+        trainer.model.module.language_model(input_ids=torch.tensor([[1, 2]]))
+        counts.append(whole())
+    return [*counts, whole()], len(parameters)
+
+
+def test_at_zero_3_the_weights_are_gathered_once_and_given_back(tmp_path):
+    for counts, of in run_ranks(whole_in_between, 2, tmp_path):
+        assert counts == [0, of, 0]
+
+
 # ---- what is answered -----------------------------------------------------------------------------------------------
 
 
