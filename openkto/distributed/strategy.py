@@ -5,11 +5,10 @@ Shapes:  L = rows on this rank, N = rows on all ranks.
 
 import contextlib
 import gc
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import deepspeed
 import numpy as np
@@ -25,23 +24,16 @@ from openkto.distributed.ds_config import Precision, deepspeed_config, flat_conf
 from openkto.distributed.gather import gather_lines, whole_shape
 from openkto.distributed.heap import give_back_free_pages
 from openkto.distributed.launch import check_computes, start_process
-from openkto.distributed.loss_scale import loss_scale, step_with_loss_scale
 from openkto.distributed.mesh import Mesh, make_mesh
 from openkto.distributed.optimizer import cpu_adam, has_cpu_adam, parameter_groups
 from openkto.distributed.sequence_parallel import SharedTokens
 from openkto.distributed.sharded import born_sharded, direct_forward, empty, fits_whole, whole_weights
-from openkto.distributed.tensor_parallel import split_model, total_norm
+from openkto.distributed.tensor_parallel import split_model
+from openkto.distributed.update import StepResult, loss_scale, step, step_with_loss_scale
 from openkto.distributed.zero_options import ZeroOptions, add_sizes, check_device, check_ranks
-from openkto.errors import ConfigError, TrainingError
+from openkto.errors import ConfigError
 
 Schedule = TypeVar("Schedule", bound=LRScheduler)
-
-
-class StepResult(NamedTuple):
-    """What an optimizer step did."""
-
-    grad_norm: float  # over all ranks and parameters, before clipping; not finite where the step was skipped
-    applied: bool  # False where float16 overflowed
 
 
 class DeepspeedStrategy:
@@ -272,7 +264,7 @@ class DeepspeedStrategy:
         are gathered for each token, which is several times slower, and all ranks must run as many forwards.
         """
         autocast = self.zero_stage == 0 and self.precision == "bf16"
-        weights: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        weights: AbstractContextManager[None] = contextlib.nullcontext()
         if self.zero_stage == 3:
             is_tight = self.zero.param_offload or not fits_whole(engine.module, self.device)
             is_tight = bool(self.all_reduce([float(is_tight)], op="max")[0])
@@ -311,19 +303,8 @@ class DeepspeedStrategy:
             TrainingError: a gradient is not finite (outside fp16), or fp16's loss scale is at its smallest.
         """
         if self.precision == "fp16":
-            return StepResult(*step_with_loss_scale(engine))
-        own_norm = None
-        if self.zero_stage == 0:
-            # DeepSpeed has no norm here and would apply a NaN; the gradients are already reduced.
-            own_norm = float(total_norm(list(engine.module.parameters()), self.mesh))
-            if not math.isfinite(own_norm):
-                raise TrainingError(f"the gradient is not finite (norm {own_norm}); the update was not made.")
-        engine.step()
-        norm = own_norm if own_norm is not None else engine.get_global_grad_norm()
-        grad_norm = float(norm) if norm is not None else math.nan
-        if not engine.was_step_applied() or not math.isfinite(grad_norm):
-            raise TrainingError(f"the gradient is not finite (norm {grad_norm}); the update was not made.")
-        return StepResult(grad_norm, True)
+            return step_with_loss_scale(engine)
+        return step(engine, self.mesh, self.zero_stage)
 
     def loss_scale(self, engine: Any) -> dict[str, float]:
         """Return float16's loss scale and its counters, for a checkpoint to keep; nothing in other precisions."""

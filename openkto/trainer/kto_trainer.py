@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from openkto.batches.loader import KTODataLoader, RankBatch
 from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.moving_reference import check_moves, move_reference
-from openkto.distributed.strategy import StepResult
+from openkto.distributed.update import StepResult
 from openkto.errors import ConfigError, StopError, TrainingError
 from openkto.models.loss import KTOLoss
 from openkto.process.stops import StopRequest

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openkto.batches.loader import MicroBatch
-from openkto.distributed.strategy import StepResult
+from openkto.distributed.update import StepResult
 
 
 class Strategy(Protocol):
