@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors.numpy
@@ -25,7 +25,6 @@ from openkto.distributed.choosing import Found, choose
 from openkto.distributed.engine_files import RecordingCheckpointEngine
 from openkto.distributed.manifest import ARRAYS, REFERENCE, STATE, write_manifest
 from openkto.distributed.moving_reference import load_reference, reference_weights
-from openkto.distributed.portable import client_state, load_parameters, read_parameters
 from openkto.errors import CheckpointError, ConfigError
 from openkto.files import delete, flush_files, flush_to_disk
 
@@ -34,6 +33,14 @@ log = logging.getLogger(__name__)
 FAILURES_IN_A_ROW = 3
 
 Arrays = dict[str, np.ndarray]
+
+
+class KeepsEngine(Ranks, Protocol):
+    """What checkpoints ask of a strategy; `DeepspeedStrategy` is one."""
+
+    def save_engine(self, engine: Any, folder: Path, files: RecordingCheckpointEngine) -> None: ...
+
+    def load_engine(self, engine: Any, folder: Path, updates: int) -> None: ...
 
 
 class Checkpoints:
@@ -49,7 +56,7 @@ class Checkpoints:
     def __init__(
         self,
         root: str | Path,
-        strategy: Ranks,
+        strategy: KeepsEngine,
         *,
         max_number: int = 3,
         max_gigabytes: float = 1e8,
@@ -140,7 +147,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it holds other parameters than those that are trained.
         """
-        load_parameters(engine, read_parameters(found.folder), found.state["updates"])
+        self.strategy.load_engine(engine, found.folder, found.state["updates"])
         if moving_reference is not None:
             load_reference(moving_reference, found.folder / REFERENCE)
         return safetensors.numpy.load_file(found.folder / ARRAYS)
@@ -278,22 +285,8 @@ class Checkpoints:
     def _write(
         self, engine: Any, folder: Path, state: dict[str, Any], arrays: Arrays, moving_reference: nn.Module | None
     ) -> str | None:
-        if engine.zero_nvme_offload_optimizer():
-            raise CheckpointError(
-                "a checkpoint: must hold the optimizer's states; got some that lie on a disk, which DeepSpeed does not "
-                "save. Pass disable_ds_ckpt, or offload to CPU memory."
-            )
         recorder = RecordingCheckpointEngine()
-        engine.checkpoint_engine = recorder
-        # DeepSpeed would copy two scripts of its own here, and raise on only one rank when the disk is full.
-        engine._copy_recovery_script = lambda save_path: None
-        engine.save_checkpoint(
-            str(folder.parent),
-            tag=folder.name,
-            client_state=client_state(engine),
-            save_latest=False,
-            exclude_frozen_parameters=True,
-        )
+        self.strategy.save_engine(engine, folder, recorder)
         weights = {} if moving_reference is None else reference_weights(moving_reference)
         if weights:
             recorder.write_path(folder / REFERENCE, lambda path: safetensors.torch.save_file(weights, path))

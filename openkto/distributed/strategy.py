@@ -21,6 +21,7 @@ from transformers import enable_full_determinism, set_seed
 
 from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.ds_config import Precision, deepspeed_config, flat_config, frozen_config, merge_user_config
+from openkto.distributed.engine_state import load_engine, save_engine
 from openkto.distributed.gather import gather_lines, whole_shape
 from openkto.distributed.heap import give_back_free_pages
 from openkto.distributed.launch import check_computes, start_process
@@ -314,6 +315,10 @@ class DeepspeedStrategy:
         """Put back what `loss_scale` returned."""
         if self.precision == "fp16":
             vars(engine.optimizer.loss_scaler).update(saved)
+
+    # An engine's state goes to the files of a checkpoint and back.
+    save_engine = staticmethod(save_engine)
+    load_engine = staticmethod(load_engine)
 
     # ---- collectives: every rank calls them, on fixed shapes --------------------------------------------------------
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openkto.batches.loader import MicroBatch
+from openkto.distributed.checkpoint import KeepsEngine
 from openkto.distributed.update import StepResult
 
 
@@ -47,13 +48,14 @@ class Reference(Protocol):
         ...
 
 
-class TrainingStrategy(Strategy, Protocol):
+class TrainingStrategy(Strategy, KeepsEngine, Protocol):
     """What the loop asks of a strategy beyond forwards; `DeepspeedStrategy` is one."""
 
     max_norm: float
     zero_stage: int
 
-    def gather_objects(self, value: Any) -> list[Any]: ...
+    @property
+    def random_rank(self) -> int: ...
 
     def weights_for_generation(self, engine: Any) -> AbstractContextManager[None]: ...
 

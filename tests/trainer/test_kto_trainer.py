@@ -11,6 +11,7 @@ from openkto.errors import ConfigError, TrainingError
 from openkto.process.watchdog import Watchdog
 from tests.helpers.long_pairs import no_position_past, seed_that_pairs
 from tests.helpers.records import batches, lines
+from tests.helpers.stand_in import plain_trainer
 from tests.ranks import run_ranks
 from tests.tiny import TokenRowList, make_trainer, quiet_args, tiny_llama, token_rows
 
@@ -64,14 +65,9 @@ def test_evaluation_pairs_inside_its_own_set_and_clamps_once(tmp_path):
     assert values["rewards/chosen"] == pytest.approx(sum(chosen) / 4, rel=1e-4)
 
 
-def train(folder, zero_stage=0, steps=4, **more):
-    args = {
-        name: more.pop(name) for name in ("logging_steps", "log_entropy", "eval_steps", "eval_at_start") if name in more
-    }
-    consumed = more.pop("consumed_samples", 0)
-    stop = more.pop("stop_after_steps", None)
+def train(folder, zero_stage=0, steps=4, log_entropy=False, **more):
     trainer, _ = make_trainer(token_rows(LABELS), zero_stage=zero_stage, batch=2, micro=1, steps=steps, **more)
-    trainer.fit(quiet_args(folder, steps, stop_after_steps=stop, **args), consumed_samples=consumed)
+    trainer.fit(quiet_args(folder, steps, log_entropy=log_entropy))
 
 
 def run_train(world_size, folder, **more):
@@ -80,6 +76,12 @@ def run_train(world_size, folder, **more):
 
 def call_train(folder, more):
     train(folder, **more)
+
+
+def fit(folder, steps=4, *, consumed_samples=0, args=None, **more):
+    """Train here, on the stand-in."""
+    trainer = plain_trainer(token_rows(LABELS), batch=2, micro=1, steps=steps, **more)
+    trainer.fit(quiet_args(folder, steps, **(args or {})), consumed_samples=consumed_samples)
 
 
 def test_rewards_are_exactly_zero_before_the_first_update(tmp_path):
@@ -91,8 +93,8 @@ def test_rewards_are_exactly_zero_before_the_first_update(tmp_path):
 
 
 def test_a_line_over_several_steps_pools_their_rows(tmp_path):
-    run_train(1, tmp_path / "each", steps=4)
-    run_train(2, tmp_path / "pooled", steps=4, logging_steps=2)
+    fit(tmp_path / "each")
+    fit(tmp_path / "pooled", args={"logging_steps": 2})
     each, pooled = lines(tmp_path / "each", "train"), lines(tmp_path / "pooled", "train")
     assert [line["step"] for line in pooled] == [2, 4]
     rows = [2, 3, 2, 3]  # batches of an epoch of five rows: two and three
@@ -107,8 +109,8 @@ def test_a_line_over_several_steps_pools_their_rows(tmp_path):
 
 def test_the_schedule_spans_the_run_and_a_stop_leaves_it_alone(tmp_path):
     more = dict(steps=8, schedule="linear", warmup_ratio=0.25, lr=1e-3)
-    run_train(1, tmp_path / "whole", **more)
-    run_train(1, tmp_path / "stopped", stop_after_steps=3, **more)
+    fit(tmp_path / "whole", **more)
+    fit(tmp_path / "stopped", args={"stop_after_steps": 3}, **more)
     whole = [line["learning_rate"] for line in lines(tmp_path / "whole", "train")]
     assert whole[:2] == [0.0005, 0.001]
     assert whole[-1] == 0.0
@@ -118,18 +120,20 @@ def test_the_schedule_spans_the_run_and_a_stop_leaves_it_alone(tmp_path):
 
 
 def test_training_resumes_after_consumed_samples(tmp_path):
-    run_train(1, tmp_path / "whole", steps=4)
-    run_train(1, tmp_path / "rest", steps=4, consumed_samples=5)
+    fit(tmp_path / "whole", args={"log_batches": True})
+    fit(tmp_path / "rest", consumed_samples=5, args={"log_batches": True})
+    whole, rest = batches(tmp_path / "whole"), batches(tmp_path / "rest")
+    assert rest == whole[2:]
     assert [line["step"] for line in lines(tmp_path / "rest", "train")] == [3, 4]
     assert [line["epoch"] for line in lines(tmp_path / "rest", "train")] == [1.4, 2.0]
 
 
 def test_evaluations_come_at_the_start_once_an_epoch_and_at_the_end(tmp_path):
-    run_train(2, tmp_path / "a", steps=5, eval_rows=token_rows([True, False, True]), eval_at_start=True)
+    fit(tmp_path / "a", steps=5, eval_rows=token_rows([True, False, True]), args={"eval_at_start": True})
     assert [line["step"] for line in lines(tmp_path / "a", "eval")] == [0, 2, 4, 5]
-    run_train(1, tmp_path / "b", steps=5, eval_rows=token_rows([True, False, True]), eval_steps=0)
+    fit(tmp_path / "b", steps=5, eval_rows=token_rows([True, False, True]), args={"eval_steps": 0})
     assert lines(tmp_path / "b", "eval") == []
-    run_train(1, tmp_path / "c", steps=3)
+    fit(tmp_path / "c", steps=3)
     assert lines(tmp_path / "c", "eval") == []
 
 
@@ -164,34 +168,20 @@ def test_the_balancing_loss_weighs_micro_batches_by_their_tokens_and_ignores_dum
 
 
 def test_a_loss_without_z_ref_runs_no_mismatched_forward(tmp_path):
-    run_train(2, tmp_path / "a", steps=2, loss_type="apo_zero_unpaired")
+    fit(tmp_path / "a", steps=2, loss_type="apo_zero_unpaired")
     for line in lines(tmp_path / "a", "train"):
         assert not {"kl", "kl_unclamped"} & line.keys()
     values = run_ranks(evaluate, 2, tmp_path, 2, 0, "apo_zero_unpaired")[0]
     assert "kl" not in values
 
 
-def contradictions():
+def test_arguments_that_contradict_the_strategy_are_refused():
     messages = []
     for more in ({"max_norm": 0.5}, {"aux_loss_coef": 0.1}):
-        try:
-            make_trainer_with(more)
-        except ConfigError as error:
-            messages.append(str(error))
-    return messages
-
-
-def make_trainer_with(more):
-    trainer, strategy = make_trainer(token_rows(LABELS))
-    settings = dict(
-        model=trainer.model, ref_model=trainer.ref_model, tokenizer=None, strategy=strategy, optim=trainer.optim,
-        train_dataloader=trainer.train_dataloader, scheduler=trainer.scheduler,
-    )  # fmt: skip
-    type(trainer)(**(settings | more))
-
-
-def test_arguments_that_contradict_the_strategy_are_refused(tmp_path):
-    first, second = run_ranks(contradictions, 1, tmp_path)[0]
+        with pytest.raises(ConfigError) as error:
+            plain_trainer(token_rows(LABELS), **more)
+        messages.append(str(error.value))
+    first, second = messages
     assert first == "max_norm: must be the strategy's 1.0; got 0.5. Give both the same."
     assert second == "aux_loss_coef: needs a mixture-of-experts model; got a dense one. Leave it 0."
 
@@ -213,7 +203,7 @@ def train_rows(folder, rows):
     trainer.fit(quiet_args(folder, 1, log_batches=True))
 
 
-def phases_of_a_run(folder):
+def test_the_watchdog_is_told_of_each_batch_that_is_made_and_of_each_step(tmp_path):
     watchdog = Watchdog(0, 0)
     phases, tell = [], watchdog.phase
 
@@ -222,13 +212,8 @@ def phases_of_a_run(folder):
         tell(name, **more)
 
     watchdog.phase = phase
-    trainer, _ = make_trainer(token_rows([True, False] * 3), batch=4, steps=3, watchdog=watchdog)
-    trainer.fit(quiet_args(folder, 3, eval_steps=0))
-    return phases
-
-
-def test_the_watchdog_is_told_of_each_batch_that_is_made_and_of_each_step(tmp_path):
-    phases = run_ranks(phases_of_a_run, 1, tmp_path, tmp_path / "a")[0]
+    trainer = plain_trainer(token_rows([True, False] * 3), batch=4, steps=3, watchdog=watchdog)
+    trainer.fit(quiet_args(tmp_path, 3, eval_steps=0))
     # An epoch has two steps; after its end the next one's first batch is waited for.
     assert [name for name in phases if "step" in name] == [
         *("making the batch of step 1", "step 1", "making the batch of step 2", "step 2"),
@@ -236,28 +221,23 @@ def test_the_watchdog_is_told_of_each_batch_that_is_made_and_of_each_step(tmp_pa
     ]
 
 
-def explode(folder):
-    trainer, _ = make_trainer(token_rows(LABELS), batch=2, micro=1, steps=4, lr=1e30)
+def test_what_was_trained_before_a_failed_step_is_logged(tmp_path):
     with pytest.raises(TrainingError, match="must be finite"):
-        trainer.fit(quiet_args(folder, 4, logging_steps=4))
-
-
-def test_what_was_trained_before_a_stop_is_logged(tmp_path):
-    run_ranks(explode, 2, tmp_path, tmp_path / "a")
+        fit(tmp_path / "a", lr=1e30, args={"logging_steps": 4})
     (line,) = lines(tmp_path / "a", "train")
     assert line["loss"] == 0.5
 
 
 def test_the_last_line_comes_before_the_last_evaluation(tmp_path):
-    run_train(1, tmp_path / "a", steps=3, logging_steps=2, eval_rows=token_rows([True, False, True]))
+    fit(tmp_path / "a", steps=3, eval_rows=token_rows([True, False, True]), args={"logging_steps": 2})
     written = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
     kinds = [(line["kind"], line["step"]) for line in written]
     assert kinds == [("run", 0), ("train", 2), ("eval", 2), ("train", 3), ("eval", 3), ("summary", 3)]
 
 
 def test_a_new_run_in_a_used_folder_keeps_the_earlier_records(tmp_path):
-    run_train(1, tmp_path / "a", steps=2)
-    run_train(1, tmp_path / "a", steps=3)
+    fit(tmp_path / "a", steps=2)
+    fit(tmp_path / "a", steps=3)
     assert [line["step"] for line in lines(tmp_path / "a", "train")] == [1, 2, 3]
     earlier = [json.loads(line) for line in (tmp_path / "a/metrics.1.jsonl").read_text().splitlines()]
     assert [line["step"] for line in earlier if line["kind"] == "train"] == [1, 2]
@@ -313,13 +293,11 @@ def test_a_completion_that_is_not_finite_is_named_by_its_own_row(tmp_path):
     )
 
 
-def padding_of_a_step(folder, packs):
-    trainer, _ = make_trainer(token_rows(LABELS), batch=5, micro=5, steps=1)
-    trainer.model.module.packs = packs
-    trainer.fit(quiet_args(folder, 1))
-    return lines(folder, "train")[0]["padding_fraction"]
-
-
 def test_batches_are_planned_for_how_the_model_runs_rows(tmp_path):
-    assert run_ranks(padding_of_a_step, 1, tmp_path, tmp_path / "a", True) == [0.0]
-    assert run_ranks(padding_of_a_step, 1, tmp_path, tmp_path / "b", False)[0] > 0.0
+    padding = {}
+    for packs in (True, False):
+        trainer = plain_trainer(token_rows(LABELS), batch=5, micro=5, steps=1)
+        trainer.model.module.packs = packs
+        trainer.fit(quiet_args(tmp_path / f"{packs}", 1))
+        padding[packs] = lines(tmp_path / f"{packs}", "train")[0]["padding_fraction"]
+    assert padding[True] == 0.0 < padding[False]

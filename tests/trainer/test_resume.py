@@ -1,6 +1,7 @@
 """A run that is interrupted and taken up again is the run that would have been."""
 
 import contextlib
+import json
 import random
 import shutil
 import signal
@@ -18,10 +19,19 @@ from openkto.process.stops import StopRequest
 from openkto.trainer import saving
 from openkto.trainer.identity import check_same_run
 from openkto.trainer.rng import rng_state, set_rng_state
+from tests.helpers import stand_in
 from tests.helpers.records import records, worst
 from tests.helpers.runs import STEPS, prepared, start, train_in_starts
 from tests.ranks import run_ranks
 from tests.tiny import quiet_args, token_rows
+
+
+def start_here(folder, args=None, **more):
+    """Train as one start of the command does, in this process on the stand-in; return the trainer."""
+    trainer = stand_in.prepared(**more)
+    trainer.fit(quiet_args(folder, STEPS, **{"load_checkpoint": True} | (args or {})))
+    return trainer
+
 
 # ---- exact ----------------------------------------------------------------------------------------------------------
 
@@ -42,8 +52,9 @@ def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(tmp_path, zero_stag
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine_with_restarts", "warmup_stable_decay"])
 def test_every_schedule_resumes_where_it_was(tmp_path, schedule):
-    train_in_starts(tmp_path, "whole", (1, 0, None), schedule=schedule)
-    train_in_starts(tmp_path, "cut", (1, 0, 2), (1, 0, None), schedule=schedule)
+    start_here(tmp_path / "whole", schedule=schedule)
+    start_here(tmp_path / "cut", {"stop_after_steps": 2}, schedule=schedule)
+    start_here(tmp_path / "cut", schedule=schedule)
     rates = [line.get("learning_rate") for line in records(tmp_path / "cut")]
     assert rates == [line.get("learning_rate") for line in records(tmp_path / "whole")]
 
@@ -191,21 +202,18 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, place, ste
 
 
 def over_time(folder, disable_ds_ckpt):
-    stop = StopRequest(max_seconds=1e-9)
-    trainer, _ = prepared(0, stop=stop, disable_ds_ckpt=disable_ds_ckpt)
-    try:
+    trainer = stand_in.prepared(stop=StopRequest(max_seconds=1e-9), disable_ds_ckpt=disable_ds_ckpt)
+    with pytest.raises(OpenKTOError) as error:
         trainer.fit(quiet_args(folder, STEPS))
-    except OpenKTOError as error:
-        return error.exit_code, str(error)
-    return None
+    return error.value.exit_code, str(error.value)
 
 
 def test_a_time_limit_makes_one_step_saves_and_stops(tmp_path):
-    code, said = run_ranks(over_time, 1, tmp_path, tmp_path / "a", False)[0]
+    code, said = over_time(tmp_path / "a", False)
     assert code == 75
     assert said.endswith("on rank 0: stopped after step 1 of 6. Start the same command again with --load_checkpoint.")
     assert layout.checkpoints_in(tmp_path / "a/checkpoints") == ["global_step1"]
-    code, said = run_ranks(over_time, 1, tmp_path, tmp_path / "b", True)[0]
+    code, said = over_time(tmp_path / "b", True)
     assert code == 1
     assert said.endswith("But nothing can be resumed: --disable_ds_ckpt was given.")
 
@@ -310,18 +318,18 @@ def test_every_damage_to_the_newest_checkpoint_lets_all_ranks_take_the_one_befor
     assert {tuple(steps) for steps in chosen.values()} == {(2, 2)}
 
 
-def failure_of(folder, args, more):
+def failure_of(folder, args=None, **more):
     try:
-        start(folder, 0, args, more)
+        start_here(folder, args, **more)
     except OpenKTOError as error:
         return type(error), str(error)
     return None
 
 
 def test_where_no_checkpoint_is_complete_nothing_starts(tmp_path):
-    train_in_starts(tmp_path, "a", (1, 0, 2))
+    start_here(tmp_path / "a", {"stop_after_steps": 2})
     (tmp_path / "a/checkpoints/global_step2/manifest.json").unlink()
-    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {})[0]
+    kind, said = failure_of(tmp_path / "a")
     assert kind is CheckpointError
     assert said == (
         f"--load_checkpoint: no checkpoint in {tmp_path / 'a/checkpoints'} is complete; the newest, "
@@ -334,51 +342,47 @@ def test_where_no_checkpoint_is_complete_nothing_starts(tmp_path):
 
 
 def test_what_may_not_change_is_compared_and_listed(tmp_path):
-    train_in_starts(tmp_path, "a", (1, 0, 2), args={"identity": {"the model": "a"}})
-    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {"beta": 0.2, "batch": 7, "seed": 5})[0]
+    start_here(tmp_path / "a", {"stop_after_steps": 2, "identity": {"the model": "a"}})
+    kind, said = failure_of(tmp_path / "a", beta=0.2, batch=7, seed=5)
     assert kind is CheckpointError
     for difference in ("--beta was 0.1, is 0.2", "--train_batch_size was 8, is 7", "--seed was 1, is 5"):
         assert difference in said
     terms = {"label_smoothing": 0.1, "sft_loss_coef": 0.2, "humanline_low": -2.0, "loss_type": "bco"}
-    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, terms)[0]
+    kind, said = failure_of(tmp_path / "a", **terms)
     for name, value in terms.items():
         assert f"--{name} was " in said
         assert f", is {value}" in said
-    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {"identity": {"the model": "b"}}, {})[0]
+    kind, said = failure_of(tmp_path / "a", {"identity": {"the model": "b"}})
     assert "the model was a, is b" in said
-    kind, said = run_ranks(failure_of, 1, tmp_path, tmp_path / "a", {}, {})[0]
+    kind, said = failure_of(tmp_path / "a")
     assert "the model was a, is not set" in said
     # One that an older version did not save is no difference.
     more = {"identity": {"the model": "a", "a new setting": 1}}
-    assert run_ranks(failure_of, 1, tmp_path, tmp_path / "a", more, {})[0] is None
+    assert failure_of(tmp_path / "a", more) is None
 
 
 def test_a_path_is_demanded(tmp_path):
     for path in (tmp_path / "nothing", tmp_path / "a/checkpoints/global_step9", tmp_path):
-        kind, said = run_ranks(failure_of, 2, tmp_path, tmp_path / "a", {"load_checkpoint": str(path)}, {})[0]
+        kind, said = failure_of(tmp_path / "a", {"load_checkpoint": str(path)})
         assert kind is CheckpointError
         assert said == (
             f"--load_checkpoint: must be a complete checkpoint; got {path}: no checkpoint is there. Name another."
         )
 
 
-def counted_twice(folder):
-    start(folder, 0, {"stop_after_steps": 2})
-    trainer, _ = prepared(0)
+def test_the_position_is_the_checkpoints(tmp_path):
+    start_here(tmp_path, {"stop_after_steps": 2})
+    trainer = stand_in.prepared()
     with pytest.raises(
         ConfigError,
         match="consumed_samples: must not be given with load_checkpoint, since a checkpoint has its own; got 16",
     ):
-        trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True), consumed_samples=16)
-
-
-def test_the_position_is_the_checkpoints(tmp_path):
-    run_ranks(counted_twice, 1, tmp_path, tmp_path / "a")
+        trainer.fit(quiet_args(tmp_path, STEPS, load_checkpoint=True), consumed_samples=16)
 
 
 def test_a_new_run_keeps_the_checkpoints_of_an_earlier_one(tmp_path):
-    train_in_starts(tmp_path, "a", (1, 0, 2))
-    train_in_starts(tmp_path, "a", (1, 0, 3), args={"load_checkpoint": False})
+    start_here(tmp_path / "a", {"stop_after_steps": 2})
+    start_here(tmp_path / "a", {"stop_after_steps": 3, "load_checkpoint": False})
     root = tmp_path / "a/checkpoints"
     assert layout.checkpoints_in(root) == ["global_step3"]
     assert layout.checkpoints_in(root / "earlier-1") == ["global_step2"]
@@ -387,18 +391,17 @@ def test_a_new_run_keeps_the_checkpoints_of_an_earlier_one(tmp_path):
 # ---- when to save, and what to keep ---------------------------------------------------------------------------------
 
 
-def steps_saved(folder, args, more):
-    trainer, _ = prepared(0, **more)
-    saved = []
-    do = saving.RunSaver.save
+@pytest.fixture
+def saves(monkeypatch):
+    """The steps at which the loop asks for a checkpoint."""
+    steps, do = [], saving.RunSaver.save
 
     def noted(self, run, reporter):
-        saved.append(run.step)
+        steps.append(run.step)
         return do(self, run, reporter)
 
-    saving.RunSaver.save = noted
-    trainer.fit(quiet_args(folder, STEPS, **args))
-    return saved
+    monkeypatch.setattr(saving.RunSaver, "save", noted)
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -412,14 +415,24 @@ def steps_saved(folder, args, more):
         ({"save_steps": 0, "save_every_minutes": 1e9}, [6]),
     ],
 )
-def test_checkpoints_are_saved_when_they_are_due(tmp_path, args, steps):
-    assert run_ranks(steps_saved, 1, tmp_path, tmp_path / "a", args, {})[0] == steps
+def test_checkpoints_are_saved_when_they_are_due(tmp_path, saves, args, steps):
+    trainer = start_here(tmp_path, args | {"max_ckpt_num": 9})
+    assert saves == steps
+    root = tmp_path / "checkpoints"
+    assert layout.checkpoints_in(root) == [f"global_step{step}" for step in reversed(steps)]
+    # A checkpoint holds what its own step trained: the optimizer's and the loader's count.
+    for step in steps:
+        updates = torch.load(root / f"global_step{step}" / stand_in.FILE)["optimizer"]["state"][0]["step"]
+        state = json.loads((root / f"global_step{step}/state.json").read_text())
+        assert int(updates) == state["updates"] == state["run"]["step"] == step
+        assert state["run"]["consumed_samples"] == [0, 8, 16, 21, 29, 37, 42][step]  # three batches of 21 rows
+    assert trainer.run.step == args.get("stop_after_steps", STEPS)
 
 
 def test_the_best_evaluation_is_saved_and_stays(tmp_path):
     more = {"eval_rows": token_rows([True, False, True, False], seed=9), "lr": 0.03}
     args = {"save_steps": 1, "eval_steps": 1, "keep_best": "rewards/margins", "max_ckpt_num": 2}
-    run_ranks(steps_saved, 1, tmp_path, tmp_path / "a", args, more)
+    start_here(tmp_path / "a", args, **more)
     margins = {line["step"]: line["rewards/margins"] for line in records(tmp_path / "a") if line["kind"] == "eval"}
     best = max(margins, key=margins.get)
     assert best < 5, "else nothing is shown: the newest stay anyway"
@@ -428,8 +441,7 @@ def test_the_best_evaluation_is_saved_and_stays(tmp_path):
     assert layout.checkpoints_in(root) == ["global_step6", f"global_step{best}"]
 
 
-def train_where_each_first_write_fails(folder):
-    """Train on a disk that fails once at each checkpoint's manifest; return the step of the best evaluation."""
+def test_the_best_step_is_saved_although_the_disk_fails_once_at_it(tmp_path, monkeypatch):
     write, failed = checkpoint.write_manifest, set()
 
     def fail_once(place, *rest):
@@ -438,14 +450,9 @@ def train_where_each_first_write_fails(folder):
             raise OSError(5, "Input/output error")
         write(place, *rest)
 
-    checkpoint.write_manifest = fail_once
-    trainer, _ = prepared(0, eval_rows=token_rows([True, False, True, False], seed=9), lr=0.03)
-    trainer.fit(quiet_args(folder, STEPS, eval_steps=1, keep_best="rewards/margins"))
-    return trainer.run.best_step
-
-
-def test_the_best_step_is_saved_although_the_disk_fails_once_at_it(tmp_path):
-    best = run_ranks(train_where_each_first_write_fails, 1, tmp_path, tmp_path / "a")[0]
+    monkeypatch.setattr(checkpoint, "write_manifest", fail_once)
+    more = {"eval_rows": token_rows([True, False, True, False], seed=9), "lr": 0.03}
+    best = start_here(tmp_path / "a", {"eval_steps": 1, "keep_best": "rewards/margins"}, **more).run.best_step
     root = tmp_path / "a/checkpoints"
     assert layout.pointed_to(root, "best") == f"global_step{best}"
     assert f"global_step{best}" in layout.checkpoints_in(root)
@@ -454,39 +461,35 @@ def test_the_best_step_is_saved_although_the_disk_fails_once_at_it(tmp_path):
 def test_a_checkpoint_comes_after_its_steps_evaluation(tmp_path):
     args = {"save_steps": 2, "eval_steps": 2}
     more = {"eval_rows": token_rows([True, False, True], seed=9)}
-    train_in_starts(tmp_path, "whole", (1, 0, None), args=args, **more)
+    start_here(tmp_path / "whole", args, **more)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for name in ("global_step4", "global_step6", "latest"):
         path = tmp_path / "cut/checkpoints" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    train_in_starts(tmp_path, "cut", (1, 0, None), args=args, **more)
+    start_here(tmp_path / "cut", args, **more)
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
 
 
-def starts_until_done(folder):
-    """Start again and again under a time limit that is over before the first forward; return the steps made."""
+def test_a_time_limit_shorter_than_an_evaluation_does_not_keep_a_run_from_its_end(tmp_path):
+    # The limit is over before the first forward of each start.
     steps = []
     while not steps or steps[-1] < STEPS:
-        trainer, _ = prepared(0, eval_rows=token_rows([True, False] * 4, seed=9), stop=StopRequest(max_seconds=1e-9))
+        stop = StopRequest(max_seconds=1e-9)
         with contextlib.suppress(StopError):
-            trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True, eval_steps=2))
-        steps.append(layout.step_of(layout.checkpoints_in(Path(folder) / "checkpoints")[0]))
+            start_here(tmp_path, {"eval_steps": 2}, eval_rows=token_rows([True, False] * 4, seed=9), stop=stop)
+        steps.append(layout.step_of(layout.checkpoints_in(tmp_path / "checkpoints")[0]))
         assert len(steps) < 20, steps
-        if steps[-1] == STEPS and any(line["kind"] == "summary" for line in records(Path(folder))):
+        if steps[-1] == STEPS and any(line["kind"] == "summary" for line in records(tmp_path)):
             break
-    return steps
-
-
-def test_a_time_limit_shorter_than_an_evaluation_does_not_keep_a_run_from_its_end(tmp_path):
-    steps = run_ranks(starts_until_done, 1, tmp_path, tmp_path / "a")[0]
     assert steps[-1] == STEPS
     assert sorted(set(steps)) == list(range(1, STEPS + 1))
 
 
-def stopped_in_best_evaluation(folder):
-    """Be told to stop in the evaluation at step 2, whose value is the best of the run."""
+def test_an_evaluation_that_is_made_again_counts_for_the_best(tmp_path):
+    # The first start is told to stop in the evaluation at step 2, whose value is the best of the run.
     args = {"save_steps": 0, "eval_steps": 2, "keep_best": "rewards/margins", "max_ckpt_num": 1}
-    trainer, _ = prepared(0, eval_rows=token_rows([True, False, True, False], seed=9), lr=0.03, stop=StopRequest())
+    more = {"eval_rows": token_rows([True, False, True, False], seed=9), "lr": 0.03}
+    trainer = stand_in.prepared(**more)
     evaluate = trainer._evaluate
 
     def ask_first(*args):
@@ -495,13 +498,8 @@ def stopped_in_best_evaluation(folder):
 
     trainer._evaluate = ask_first
     with pytest.raises(StopError):
-        trainer.fit(quiet_args(folder, STEPS, **args))
-    trainer, _ = prepared(0, eval_rows=token_rows([True, False, True, False], seed=9), lr=0.03)
-    trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True, **args))
-
-
-def test_an_evaluation_that_is_made_again_counts_for_the_best(tmp_path):
-    run_ranks(stopped_in_best_evaluation, 1, tmp_path, tmp_path / "a")
+        trainer.fit(quiet_args(tmp_path / "a", STEPS, **args))
+    start_here(tmp_path / "a", args, **more)
     evaluations = [line for line in records(tmp_path / "a") if line["kind"] == "eval"]
     assert [line["step"] for line in evaluations] == [2, 4, 6]
     best = max(evaluations, key=lambda line: line["rewards/margins"])["step"]
