@@ -120,8 +120,7 @@ class DeepspeedStrategy:
         check_ranks(self.zero, self.world_size)
         check_device(self.zero, self.device)
         check_computes(self.device, self.precision, deepcompile=self.zero.deepcompile)
-        make_deterministic = enable_full_determinism if self.full_determinism else set_seed
-        make_deterministic(self.seed)
+        (enable_full_determinism if self.full_determinism else set_seed)(self.seed)
 
     @property
     def data_rank(self) -> int:
@@ -268,8 +267,8 @@ class DeepspeedStrategy:
         weights: AbstractContextManager[None] = contextlib.nullcontext()
         if self.zero_stage == 3:
             is_tight = self.zero.param_offload or not fits_whole(engine.module, self.device)
-            is_tight = bool(self.all_reduce([float(is_tight)], op="max")[0])
-            weights = direct_forward(engine.module) if is_tight else whole_weights(engine)
+            any_is_tight = self.all_reduce([float(is_tight)], op="max")[0] > 0
+            weights = direct_forward(engine.module) if any_is_tight else whole_weights(engine)
         with weights, torch.no_grad(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
             yield
 
@@ -303,9 +302,7 @@ class DeepspeedStrategy:
         Raises:
             TrainingError: a gradient is not finite (outside fp16), or fp16's loss scale is at its smallest.
         """
-        if self.precision == "fp16":
-            return step_with_loss_scale(engine)
-        return step(engine, self.mesh, self.zero_stage)
+        return step_with_loss_scale(engine) if self.precision == "fp16" else step(engine, self.mesh, self.zero_stage)
 
     def loss_scale(self, engine: Any) -> dict[str, float]:
         """Return float16's loss scale and its counters, for a checkpoint to keep; nothing in other precisions."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from openkto.batches.loader import KTODataLoader
 from openkto.config import LOSSES
 from openkto.distributed.engine_files import RecordingCheckpointEngine
-from openkto.distributed.strategy import StepResult
+from openkto.distributed.update import StepResult
 from openkto.models import Actor
 from openkto.process.stops import StopRequest
 from openkto.trainer import KTOTrainer
@@ -47,6 +47,9 @@ class StandIn:
         self.max_norm = max_norm
 
     def reference_forward(self, ref_model: Any) -> contextlib.AbstractContextManager[None]:
+        return torch.no_grad()
+
+    def weights_for_generation(self, engine: Engine) -> contextlib.AbstractContextManager[None]:
         return torch.no_grad()
 
     def all_reduce(self, values: list[float] | Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
