@@ -1,6 +1,7 @@
 """The commands as a user runs them: what they leave, their exit status, their one sentence."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import transformers
 
 from openkto.commands import build, evaluate, train
 from openkto.commands.data import evaluation_sets
+from openkto.commands.run import run
 from openkto.config.flags import parse
 from openkto.errors import StopError
 from openkto.process.stops import StopRequest
@@ -375,6 +377,30 @@ def test_preview_shows_labels_and_the_completion(place, capsys):
     assert "No, 1 is odd." in text
 
 
+def test_verbose_logs_what_a_log_of_one_screen_leaves_out(monkeypatch):
+    for more, level, of_library in (
+        (["--verbose"], logging.DEBUG, None),
+        (["--verbose", "true"], logging.DEBUG, None),
+        (["--verbose=false"], logging.INFO, "error"),
+        ([], logging.INFO, "error"),
+    ):
+        monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "none yet")
+        monkeypatch.delenv("TRANSFORMERS_VERBOSITY")
+        assert run(lambda argv: None, ["--pretrain", "model", *more]) == 0
+        assert logging.getLogger("openkto").level == level
+        assert os.environ.get("TRANSFORMERS_VERBOSITY") == of_library
+
+
+def assert_fits_a_screen(said):
+    """See that a run's log says what matters, in few lines, each of which is the run's own."""
+    beginnings = ("warning:", "tokenised", "evaluation", "classes:", "tokens:", "steps:", "checkpoints:", "step ")
+    beginnings += ("data:", "the reference is", "the model is in", "ended at step", "mismatched pairs:")
+    shown = said.splitlines()
+    assert len(shown) <= 25, said
+    assert [line for line in shown if not line.startswith(beginnings)] == []
+    assert sum(line.startswith("step ") for line in shown) == 3
+
+
 def launch(place, *command, env=None):
     environment = {**os.environ, **(env or {}), "PATH": f"{BIN}:{os.environ['PATH']}", "TORCHDYNAMO_DISABLE": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
@@ -397,6 +423,7 @@ def test_the_deepspeed_launcher_starts_ranks_that_share_tokens_and_passes_their_
 def test_torchrun_and_the_installed_command_run_too(place):
     alone = launch(place, BIN / "openkto", "train", *flags(place))
     assert alone.returncode == 0, alone.stderr
+    assert_fits_a_screen(alone.stdout + alone.stderr)
     expected = [numbers(line) for line in lines(place / "out", "train")]
     done = launch(
         place,

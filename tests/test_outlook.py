@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from openkto.commands.data import check_has_metric, evaluation_sets
-from openkto.commands.outlook import describe_steps, describe_tokens, num_repeated, outlook_warnings
+from openkto.commands.outlook import (
+    describe_checkpoints,
+    describe_steps,
+    describe_tokens,
+    num_repeated,
+    outlook_warnings,
+)
 from openkto.config import from_flat
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.errors import DataError
@@ -25,6 +31,15 @@ def test_the_steps_are_those_of_the_rows_not_of_the_flag():
     assert describe_steps(run(train_batch_size=8, max_steps=20, lr_scheduler="constant"), 80) == (
         "steps: 20, 2 epochs of 80 rows, 8 rows a step, 0 of warm-up, learning rate up to 1e-06"
     )
+
+
+def test_it_is_said_when_checkpoints_are_saved_and_where():
+    assert describe_checkpoints(run()) == "checkpoints: after each epoch, at the end, in ckpt/checkpoints"
+    timed = run(save_steps=10, save_every_minutes=30.0, ckpt_path="else")
+    assert describe_checkpoints(timed) == "checkpoints: every 10 steps, every 30 minutes, at the end, in else"
+    assert describe_checkpoints(run(save_steps=0)).startswith("checkpoints: when the run is stopped early, in ")
+    assert describe_checkpoints(run(disable_ds_ckpt=True)) == "checkpoints: none (--disable_ds_ckpt)"
+    assert describe_checkpoints(run(disable_ds_ckpt=True, save_hf_ckpt=True)).startswith("checkpoints: after each")
 
 
 def warned(num_rows, **changes):

@@ -8,6 +8,7 @@ import numpy as np
 from openkto.batches.batch import batch_bounds
 from openkto.batches.pairing import unavoidable_collisions
 from openkto.commands.data import FEW_PAIRS, few_pairs
+from openkto.commands.folder import checkpoints_root
 from openkto.config import (
     OptimConfig,
     RunConfig,
@@ -28,6 +29,7 @@ def say_outlook(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
     if repeated:
         log.info("data: %d rows repeat another row's prompt, completion and label", repeated)
     log.info("%s", describe_steps(config, len(rows)))
+    log.info("%s", describe_checkpoints(config))
     for line in [*outlook_warnings(config, len(rows)), *collisions(config, rows)]:
         log.warning("warning: %s", line)
 
@@ -62,6 +64,20 @@ def describe_steps(config: RunConfig, num_rows: int) -> str:
         f"steps: {steps}, {epochs} of {num_rows} rows, {a_step}, {warm_up} of warm-up, learning rate up to "
         f"{learning_rate_of(config):g}"
     )
+
+
+def describe_checkpoints(config: RunConfig) -> str:
+    """Say when the run saves a checkpoint, and where."""
+    saving = config.checkpoint
+    if saving.disable_ds_ckpt and not saving.save_hf_ckpt:
+        return "checkpoints: none (--disable_ds_ckpt)"
+    times = []
+    if saving.save_steps:
+        times.append("after each epoch" if saving.save_steps < 0 else f"every {saving.save_steps} steps")
+    if saving.save_every_minutes is not None:
+        times.append(f"every {saving.save_every_minutes:g} minutes")
+    times = [*times, "at the end"] if times else ["when the run is stopped early"]
+    return f"checkpoints: {', '.join(times)}, in {checkpoints_root(config)}"
 
 
 def outlook_warnings(config: RunConfig, num_rows: int) -> list[str]:

@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 
+from openkto.config.values import BOOLEANS
 from openkto.errors import OpenKTOError, StopError
 from openkto.process.launcher import follow_launcher
 from openkto.process.limits import is_panic
@@ -23,13 +24,13 @@ SECONDS_FOR_THE_FIRST_RANK = 3.0
 
 def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
     """Run the command and return its exit status."""
-    debug = "--debug" in argv
+    debug = _is_on("debug", argv)
     # Asked now: to DeepSpeed LOCAL_RANK is the device's number, and `start_process` makes it so.
     local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "0")
     try:
         settle_ranks()
         follow_launcher()
-        _set_up_logging()
+        _set_up_logging(is_verbose=_is_on("verbose", argv))
         main(argv)
         return 0
     except StopError as stop:
@@ -100,14 +101,26 @@ def _say_of_thread(failed: threading.ExceptHookArgs) -> None:
     )
 
 
-def _set_up_logging() -> None:
-    """Let rank 0 speak at INFO on stderr, the others only of errors, and threads in one line."""
+def _is_on(name: str, argv: list[str]) -> bool:
+    """Return whether a switch is given, before the command line is read."""
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        flag, _, value = word.partition("=")
+        if flag == f"--{name}":
+            return BOOLEANS.get((value or following).lower(), True)
+    return False
+
+
+def _set_up_logging(*, is_verbose: bool) -> None:
+    """Let rank 0 speak at INFO on stderr (verbose: of all), the others only of errors, and threads in one line."""
     threading.excepthook = _say_of_thread
-    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR
+    level = logging.DEBUG if is_verbose else logging.INFO
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("openkto").setLevel(level)
-    for noisy in ("DeepSpeed", "transformers", "datasets"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    logging.getLogger("openkto").setLevel(level if os.environ.get("RANK", "0") == "0" else logging.ERROR)
+    if not is_verbose:
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # These two set the levels of their loggers themselves, when they are imported.
+        for library in ("TRANSFORMERS", "DATASETS"):
+            os.environ.setdefault(f"{library}_VERBOSITY", "error")
     # DeepSpeed's calls into torch.distributed, which its users can do nothing about.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # peft's questions to transformers under an old name.

@@ -96,7 +96,7 @@ TRAIN_ONLY = {name for name in settings() if option_of(name).train_only} | {"ope
 # All that the commands take which make one folder out of another.
 MERGE = {
     *("pretrain", "save_path", "overwrite", "export_dtype", "trust_remote_code", "disable_fast_tokenizer"),
-    *("config", "debug"),
+    *("config", "debug", "verbose"),
 }
 ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint", "revision"}}
 
@@ -114,6 +114,11 @@ class RunOptions:
     check: bool = option(False, "check the configuration and the data, train nothing")
     preview: int = option(0, "print N rows of each class as the model sees them, train nothing", "rows", at_least=0)
     debug: bool = option(False, "show an error's traceback")
+    verbose: bool = option(
+        False,
+        "log each phase of the start, each step, each evaluation and each checkpoint, and what DeepSpeed, transformers "
+        "and datasets log",
+    )
     openrlhf_defaults: bool = option(
         False,
         "list the settings that were not given and whose default differs from OpenRLHF's",

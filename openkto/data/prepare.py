@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 1000
 BATCH_CHARACTERS = 20_000_000  # of long rows fewer are in memory together
-SECONDS_BETWEEN_LINES = 10.0
+FIRST_LINE_SECONDS = 10.0  # until it is said how far it is; each further line takes twice as long
 SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -102,7 +102,7 @@ class Preparation:
         self._notes: Counter[str] = Counter()
         self._unlabelled: Counter[str] = Counter()
         self._findings = Findings()
-        self._started = self._last_line = time.monotonic()
+        self._started, self._next_line = time.monotonic(), FIRST_LINE_SECONDS
 
     def write(self, sources: list[Source], folder: Path) -> None:
         """Write the rows' file and the report into a folder; raises DataError for what is wrong with the data."""
@@ -205,10 +205,10 @@ class Preparation:
         self._counts.first_skipped.setdefault(bad.kind, bad.when_skipped())
 
     def _say_progress(self, number: int) -> None:
-        now = time.monotonic()
-        if now - self._last_line > SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            logger.info("tokenising: at row %d (%.0f rows/s)", number, (number + 1) / (now - self._started))
+        seconds = time.monotonic() - self._started
+        if seconds > self._next_line:
+            self._next_line = 2 * seconds
+            logger.info("tokenising: at row %d (%.0f rows/s)", number, (number + 1) / seconds)
 
 
 def _record_batch(rows: list[tuple[int, Row, TokenizedRow]]) -> pa.RecordBatch:

@@ -238,7 +238,7 @@ class Checkpoints:
         if self.strategy.rank == 0:
             self._tidy(name, best_step)
         self.failures, self.saved_step = 0, step
-        log.info("checkpoint %s: saved in %.1f s", name, time.perf_counter() - started)
+        log.debug("checkpoint %s: saved in %.1f s", name, time.perf_counter() - started)
         return True
 
     def save_before_failed_step(
@@ -322,7 +322,7 @@ class Checkpoints:
             deleted = []
         delete(self.root / layout.SCRATCH)
         if deleted:
-            log.info("checkpoints: deleted %s", ", ".join(deleted))
+            log.debug("checkpoints: deleted %s", ", ".join(deleted))
 
     def _give_up(self, name: str, failure: str) -> None:
         """Delete what was written, and say so; the checkpoint before is untouched."""

@@ -22,6 +22,7 @@ from openkto.process.stops import StopRequest, process_age
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 60.0
+LONG_SECONDS = 10.0  # of a phase that is said
 LONGEST_NAP_SECONDS = 5.0
 LATE_SECONDS = 1.0  # busy cores wake a thread up to so late
 STDERR = 2
@@ -32,7 +33,8 @@ SECONDS_TO_STOP = 300.0
 class Watchdog:
     """Writes the stacks of this rank's threads once it has made no progress for some time.
 
-    Start-up lasts until the first `beat`. Rank 0 logs a line for each of its phases, and one a minute while it lasts.
+    Start-up lasts until the first `beat`. Rank 0 logs each of its phases at DEBUG, and at INFO one that lasts: after
+    ten seconds, and then once a minute.
 
     A thread does the watching. Python code that never lets go of the interpreter's lock stops that thread too, so
     `faulthandler`'s timer, which needs no lock, stands behind it: then the stacks come without the phase. A process
@@ -68,7 +70,7 @@ class Watchdog:
         self._clock = clock
         self._process_start = clock() - process_age()
         self._last_progress = clock()
-        self._phase, self._phase_start, self._minutes_said = "start-up", clock(), 0
+        self._phase, self._phase_start, self._times_said = "start-up", clock(), 0
         self._is_starting = stall_minutes > 0 and rank == 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -88,10 +90,10 @@ class Watchdog:
         """Say what the main thread does from now on: "loading the policy", "evaluation at step 40"."""
         now = self._clock()
         self._is_saving = is_saving
-        self._phase, self._phase_start, self._minutes_said = name, now, 0
+        self._phase, self._phase_start, self._times_said = name, now, 0
         self._last_progress = now
         if self._is_starting:
-            log.info("start-up: %s (%.1f s since the start)", name, now - self._process_start)
+            log.debug("start-up: %s (%.1f s since the start)", name, now - self._process_start)
 
     def beat(self) -> None:
         """Say that there was progress; called for every micro-batch."""
@@ -165,11 +167,13 @@ class Watchdog:
         faulthandler.dump_traceback_later(max(0.0, seconds_left) + 2 * self._nap, file=STDERR)
 
     def _say_it_lasts(self, now: float) -> None:
-        """Log a line for each whole minute of a phase of start-up."""
-        minutes = int((now - self._phase_start) / HEARTBEAT_SECONDS)
-        if self._is_starting and minutes > self._minutes_said:
-            log.info("start-up: still %s, %d min", self._phase, minutes)
-            self._minutes_said = minutes
+        """Log that a phase of start-up lasts: a line after some seconds, and one for each whole minute."""
+        seconds = now - self._phase_start
+        minutes = int(seconds / HEARTBEAT_SECONDS)
+        times = minutes + (seconds >= LONG_SECONDS)
+        if self._is_starting and times > self._times_said:
+            log.info("start-up: %s%s", self._phase, f", for {minutes} min" if minutes else " ...")
+            self._times_said = times
 
     def _report(self) -> str:
         """Return the sentence and all stacks, in one piece and with the rank on each line: all ranks write at once."""

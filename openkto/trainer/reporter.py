@@ -281,11 +281,10 @@ class Reporter:
 
     def evaluation(self, eval_set: str | None, values: dict[str, float]) -> None:
         """Write one evaluation set's line."""
-        if self.trackers is not None:
+        if self.trackers is not None and self.progress is not None:
             named = {"eval_set": eval_set} if eval_set is not None else {}
             self._log("eval", {**self._position(), **named, **values})
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            log.info("evaluation%s at step %d: %s", f" of {eval_set}" if eval_set else "", self.run.step, shown)
+            self.progress.evaluation(eval_set, self.run.step, values)
 
     def samples(self, lines: list[Line]) -> None:
         """Write the answers of this step, and show the first of them."""

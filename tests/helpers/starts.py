@@ -100,7 +100,7 @@ def _work(
     torch.set_num_threads(1)
     if before is not None:
         before(rank)
-    run_and_exit(train.main, argv)
+    run_and_exit(train.main, [*argv, "--verbose"])
 
 
 def random_moment(chance: random.Random, out: Path) -> Callable[[], bool]:

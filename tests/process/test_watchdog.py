@@ -185,7 +185,7 @@ def test_after_the_end_there_is_no_thread_and_no_timer(watch, capfd):
 
 def test_rank_0_says_each_phase_of_start_up_until_the_first_beat(watch, caplog, monkeypatch):
     monkeypatch.setattr(watchdog, "process_age", lambda: 2.0)
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     clock = Clock()
     dog = watch(1800, rank=0, clock=clock)
     clock.now += 1.25
@@ -210,14 +210,15 @@ def loading(watch, rank, caplog, monkeypatch):
     return clock, dog
 
 
-def test_a_long_phase_of_start_up_is_said_once_a_minute(watch, caplog, monkeypatch):
+def test_a_long_phase_of_start_up_is_said_after_ten_seconds_and_once_a_minute(watch, caplog, monkeypatch):
     clock, dog = loading(watch, 0, caplog, monkeypatch)
     caplog.clear()
-    for seconds, minutes in ((59, 0), (2, 1), (59, 2), (30, 2), (31, 3)):  # 59, 61, 120, 150, 181
+    for seconds, times in ((9, 0), (2, 1), (48, 1), (2, 2), (59, 3), (30, 3), (31, 4)):  # 9, 11, 59, 61, 120, 150, 181
         clock.now += seconds
         time.sleep(0.06)
-        wait_until(lambda minutes=minutes: len(caplog.messages) >= minutes)
-    assert caplog.messages == [f"start-up: still loading the policy, {minutes} min" for minutes in (1, 2, 3)]
+        wait_until(lambda times=times: len(caplog.messages) >= times)
+    lasting = [" ...", *(f", for {minutes} min" for minutes in (1, 2, 3))]
+    assert caplog.messages == [f"start-up: loading the policy{text}" for text in lasting]
     dog.phase("making the engine")
     caplog.clear()
     clock.now += 61
@@ -225,7 +226,7 @@ def test_a_long_phase_of_start_up_is_said_once_a_minute(watch, caplog, monkeypat
     dog.beat()
     clock.now += 61
     time.sleep(0.06)
-    assert caplog.messages == ["start-up: still making the engine, 1 min"]
+    assert caplog.messages == ["start-up: making the engine, for 1 min"]
 
 
 def test_the_other_ranks_say_nothing_of_start_up(watch, caplog, monkeypatch):

@@ -4,6 +4,8 @@ import io
 import logging
 import re
 
+import pytest
+
 from openkto.report.progress import Progress
 
 METRICS = {"loss": 0.48768, "rewards/margins": 0.0123, "samples_per_second": 12.34, "kl": 1.0}
@@ -36,6 +38,38 @@ def test_a_metric_that_a_step_lacks_is_not_shown(caplog):
     caplog.set_level(logging.INFO)
     Progress(total_steps=2, stream=io.StringIO()).update(2, {"loss": 0.5})
     assert caplog.records[0].message == "step 2/2: loss 0.5, 0:00:00 left"
+
+
+@pytest.mark.parametrize("total", [20, 21, 97, 10_000])
+def test_a_run_of_any_length_logs_about_twenty_steps_and_six_evaluations_the_first_and_the_last_among_them(
+    total, caplog
+):
+    caplog.set_level(logging.DEBUG)
+    progress = Progress(total, stream=io.StringIO())
+    for step in range(1, total + 1):
+        progress.update(step, {})
+        progress.evaluation(None, step, {"loss": 0.5, "rewards/auc": 0.75, "logps/chosen": -3.0})
+        progress.evaluation("second", step, {"loss": 0.5})
+    assert len(caplog.records) == 3 * total
+    shown = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    steps = [message.split()[1].strip(":") for message in shown if message.startswith("step ")]
+    assert 11 <= len(steps) <= 21
+    assert (steps[0], steps[-1]) == (f"1/{total}", f"{total}/{total}")
+    evaluations = [message for message in shown if message.startswith("evaluation at")]
+    assert 5 <= len(evaluations) <= 7
+    assert evaluations[0] == "evaluation at step 1: loss 0.5, auc 0.75"
+    assert evaluations[-1] == f"evaluation at step {total}: loss 0.5, auc 0.75"
+    assert len(shown) == len(steps) + 2 * len(evaluations)
+
+
+def test_steps_that_take_long_are_logged_every_half_hour(caplog, monkeypatch):
+    minutes = iter(range(0, 5000, 11))
+    monkeypatch.setattr("time.monotonic", lambda: 60.0 * next(minutes))
+    caplog.set_level(logging.INFO)
+    progress = Progress(10_000, stream=io.StringIO())
+    for step in range(1, 10):
+        progress.update(step, {})
+    assert [message.split("/")[0] for message in caplog.messages] == ["step 1", "step 4", "step 7"]
 
 
 def test_on_a_terminal_there_is_a_bar(caplog):
