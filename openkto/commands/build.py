@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -33,7 +34,7 @@ from openkto.models.loss import KTOLoss
 from openkto.models.revision import split_revision
 from openkto.models.split_plan import check_heads, check_split
 from openkto.process.watchdog import Watchdog
-from openkto.trainer import FitArgs, KTOTrainer
+from openkto.trainer import FitArgs, KTOTrainer, Services
 from openkto.trainer.largest_micro_batch import settle_tokens
 from openkto.trainer.reference import CachedReference
 from openkto.trainer.schedule import create_scheduler, total_steps
@@ -224,13 +225,14 @@ def make_trainer(
     actor: Actor,
     reference: Actor | CachedReference | None,
     loaders: Loaders,
-    **running: Any,
+    export_dtype: torch.dtype,
+    services: Services,
 ) -> KTOTrainer:
     """Return the `KTOTrainer` with its optimizer and schedule, ready to fit.
 
     Args:
         reference: None where the policy is its own.
-        running: what `KTOTrainer` takes beside settings: checkpoints, stop, watchdog, export_dtype.
+        export_dtype: of the saved model.
     """
     train, optim = config.train, config.optim
     loader, eval_loaders = loaders
@@ -247,7 +249,7 @@ def make_trainer(
     cached = reference if isinstance(reference, CachedReference) else None
     own = None if isinstance(reference, CachedReference) else reference
     (engine, optimizer, scheduler), ref_model = strategy.prepare((actor, optimizer, scheduler), own)
-    settings = settings_for(KTOTrainer, config.model, config.train, config.optim, config.checkpoint) | running
+    settings = settings_for(KTOTrainer, config.model, config.train, config.optim, config.checkpoint)
     return KTOTrainer(
         model=engine,
         ref_model=cached or ref_model,
@@ -258,5 +260,6 @@ def make_trainer(
         eval_dataloader=eval_loaders,
         scheduler=scheduler,
         loss=KTOLoss.of(config.loss),
-        **settings,
+        services=services,
+        **settings | {"export_dtype": export_dtype},
     )

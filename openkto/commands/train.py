@@ -74,6 +74,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     from openkto.trainer.ending import load_best
     from openkto.trainer.newest import find_checkpoint
     from openkto.trainer.saving import open_checkpoints
+    from openkto.trainer.services import Services
 
     watchdog.phase("reading the models' configurations")
     models = model_names(config)
@@ -114,9 +115,8 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     actor, ref_actor = load_models(config, strategy, models, is_cached=cached is not None, trains=True)
     watchdog.phase("preparing the models")
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
-    running = {"export_dtype": dtype, "checkpoints": checkpoints, "stop": stop, "watchdog": watchdog}
-    running["samples"] = samples
-    trainer = make_trainer(config, strategy, tokenizer, actor, cached or ref_actor, loaders, **running)
+    services = Services(checkpoints, stop, watchdog, samples)
+    trainer = make_trainer(config, strategy, tokenizer, actor, cached or ref_actor, loaders, dtype, services)
     if actor.has_adapter:
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
         log.info("the adapter is on %s", actor.describe_adapter())

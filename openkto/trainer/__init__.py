@@ -2,5 +2,6 @@
 
 from openkto.trainer.fit_args import FitArgs
 from openkto.trainer.kto_trainer import KTOTrainer
+from openkto.trainer.services import Services
 
-__all__ = ["FitArgs", "KTOTrainer"]
+__all__ = ["FitArgs", "KTOTrainer", "Services"]

@@ -11,12 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from openkto.batches.loader import RankBatch, TokenRows
+from openkto.errors import TrainingError
 from openkto.trainer.forwards import BeforeGradient, Columns, gather_columns
 from openkto.trainer.protocols import Strategy
+from openkto.trainer.run_state import RunState
 
 log = logging.getLogger(__name__)
+
+
+def facts_of(run: RunState, learning_rate: float, dtype: torch.dtype, error: TrainingError) -> dict[str, Any]:
+    """Return what `write_failed_step` says of a step before its rows."""
+    return {
+        "step": run.step,
+        "updates_before": run.updates,
+        "dtype": str(dtype),
+        "learning_rate": learning_rate,
+        "shift": run.shift,
+        "error": str(error),
+    }
 
 
 def write_failed_step(
@@ -33,7 +48,7 @@ def write_failed_step(
     Args:
         rows: the training rows.
         parts: what `row_columns` made of each matched micro-batch.
-        facts: `step`, and what else the file is to begin with.
+        facts: see `facts_of`.
     """
     columns = gather_columns(strategy, batch, parts)
     pairs_N2 = strategy.gather_rows(before.mismatched_rows)

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from openkto.batches.loader import KTODataLoader, RankBatch
-from openkto.distributed.checkpoint import Checkpoints
 from openkto.distributed.moving_reference import check_moves, move_reference
 from openkto.distributed.update import StepResult
 from openkto.errors import ConfigError, StopError, TrainingError
@@ -28,7 +27,7 @@ from openkto.process.watchdog import Watchdog
 from openkto.report.flops import actor_in, step_work
 from openkto.trainer.ending import Ending
 from openkto.trainer.evaluation import evaluate_set
-from openkto.trainer.failed_step import write_failed_step
+from openkto.trainer.failed_step import facts_of, write_failed_step
 from openkto.trainer.final_model import count, save_model
 from openkto.trainer.fit_args import FitArgs
 from openkto.trainer.forwards import forward_with_gradient, forward_without_gradient, name_rows, read_rows, to_device
@@ -38,9 +37,9 @@ from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.reference import make_reference
 from openkto.trainer.reporter import Reporter, StepReport, counts_of
 from openkto.trainer.run_state import RunState
-from openkto.trainer.samples import Samples
 from openkto.trainer.saving import RunSaver, open_checkpoints
 from openkto.trainer.schedule import is_due, learning_rates, total_steps
+from openkto.trainer.services import Services
 
 
 class KTOTrainer:
@@ -64,10 +63,7 @@ class KTOTrainer:
         save_hf_ckpt: with each checkpoint also save the model as a Hugging Face folder.
         disable_ds_ckpt: write no checkpoints that a run can be resumed from.
         export_dtype: of the saved model; None is the strategy's own.
-        checkpoints: where they lie; None takes the folder from `args`.
-        stop: whether the process was asked to stop; None listens to signals while `fit` runs.
-        watchdog: told of progress; None is none.
-        samples: prompts that the policy answers before training, at each evaluation and at the end.
+        services: where checkpoints lie, who asks the run to stop, and more; see `Services`.
 
     Raises:
         ConfigError: the arguments contradict each other.
@@ -92,10 +88,7 @@ class KTOTrainer:
         save_hf_ckpt: bool = False,
         disable_ds_ckpt: bool = False,
         export_dtype: torch.dtype | None = None,
-        checkpoints: Checkpoints | None = None,
-        stop: StopRequest | None = None,
-        watchdog: Watchdog | None = None,
-        samples: Samples | None = None,
+        services: Services | None = None,
         **loss_terms: Any,
     ) -> None:
         if max_norm != strategy.max_norm:
@@ -124,9 +117,10 @@ class KTOTrainer:
             check_moves(ref_model, model)
         self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
         self.export_dtype = export_dtype or model.module.model.dtype
-        self.samples, self.checkpoints = samples, checkpoints
-        self.stop, self.owns_stop = stop or StopRequest(), stop is None
-        self.watchdog = watchdog or Watchdog(0, strategy.rank)
+        services = services or Services()
+        self.samples, self.checkpoints = services.samples, services.checkpoints
+        self.stop, self.owns_stop = services.stop or StopRequest(), services.stop is None
+        self.watchdog = services.watchdog or Watchdog(0, strategy.rank)
         self.num_parameters = count(model.parameters())
         self.num_trainable = count(p for p in model.parameters() if p.requires_grad)
 
@@ -239,11 +233,7 @@ class KTOTrainer:
             saver.save_before_failed_step(run, reporter)
             reporter.failed_step(batch)
             raise
-        run.updates += report.applied
-        run.consumed_samples += report.counts.rows
-        if self.loss.facts.needs_shift:
-            run.log_ratio_sum += float(report.rows.log_ratio_N.sum())
-            run.log_ratio_rows += report.counts.rows
+        run.count(report.counts.rows, report.rows.log_ratio_N if self.loss.facts.needs_shift else None, report.applied)
         if self.ref_sync_steps > 0 and run.step % self.ref_sync_steps == 0:
             move_reference(self.ref_model, self.model, self.ref_sync_alpha)
         reporter.step(batch, report, time.perf_counter() - started)
@@ -270,10 +260,9 @@ class KTOTrainer:
             rows, columns = read_rows(self.strategy, batch, parts, before, place)
             result = self._update(rows.row_N, place)
         except TrainingError as error:
-            facts = {"step": run.step, "updates_before": run.updates, "dtype": str(self.model.module.model.dtype)}
-            facts |= {"learning_rate": learning_rate, "shift": run.shift, "error": str(error)}
-            folder, data = Path(args.save_path), self.train_dataloader.dataset
-            write_failed_step(folder, self.strategy, data, batch, parts, before, facts)
+            facts = facts_of(run, learning_rate, self.model.module.model.dtype, error)
+            data = self.train_dataloader.dataset
+            write_failed_step(Path(args.save_path), self.strategy, data, batch, parts, before, facts)
             raise
         return StepReport(
             rows=rows,

@@ -4,6 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 def known_fields(record: type, values: dict[str, Any]) -> dict[str, Any]:
     """Return what another version saved of a record, of the fields that this one has; others have their defaults."""
@@ -29,6 +32,19 @@ class RunState:
     def shift(self) -> float | None:
         """The mean log-ratio of the rows of all steps done, in nats; None where there was none."""
         return self.log_ratio_sum / self.log_ratio_rows if self.log_ratio_rows else None
+
+    def count(self, rows: int, log_ratio_N: NDArray[np.float64] | None, is_applied: bool) -> None:
+        """Count a step that was made.
+
+        Args:
+            log_ratio_N: nats: of the step's rows; None for a loss that is not relative to their mean.
+            is_applied: whether the optimizer applied its update.
+        """
+        self.updates += is_applied
+        self.consumed_samples += rows
+        if log_ratio_N is not None:
+            self.log_ratio_sum += float(log_ratio_N.sum())
+            self.log_ratio_rows += rows
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""

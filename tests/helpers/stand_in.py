@@ -18,7 +18,7 @@ from openkto.distributed.engine_files import RecordingCheckpointEngine
 from openkto.distributed.update import StepResult
 from openkto.models import Actor
 from openkto.process.stops import StopRequest
-from openkto.trainer import KTOTrainer
+from openkto.trainer import KTOTrainer, Services
 from openkto.trainer.schedule import create_scheduler
 from tests.tiny import TokenRowList, tiny_llama, token_rows
 
@@ -109,7 +109,7 @@ def plain_trainer(
     frozen.requires_grad_(False).eval()
     return KTOTrainer(
         model=Engine(actor, optimizer), ref_model=frozen, tokenizer=None, strategy=StandIn(), optim=optimizer,
-        train_dataloader=loader, beta=beta, **{"stop": StopRequest()} | more,
+        train_dataloader=loader, beta=beta, **{"services": Services(stop=StopRequest())} | more,
         scheduler=create_scheduler(optimizer, schedule, total_steps=steps, warmup_ratio=warmup_ratio),
     )  # fmt: skip
 

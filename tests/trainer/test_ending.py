@@ -13,6 +13,7 @@ from openkto.errors import CheckpointError, StopError
 from openkto.process.stops import StopRequest
 from openkto.trainer.ending import Ending, load_best
 from openkto.trainer.run_state import RunState
+from openkto.trainer.services import Services
 from tests.helpers.records import lines, records, same
 from tests.helpers.runs import STEPS, prepared, train_in_starts
 from tests.ranks import run_ranks
@@ -75,7 +76,7 @@ def test_a_run_ends_where_its_evaluations_say_whenever_it_is_interrupted(tmp_pat
 def stopped_in_the_last_evaluation(folder, end):
     """Be told to stop in the evaluation that ends the run, then start again; return the steps made."""
     args = ARGS | {"early_stop_patience": 2}
-    trainer, _ = prepared(0, stop=StopRequest(), **MORE)
+    trainer, _ = prepared(0, services=Services(stop=StopRequest()), **MORE)
     evaluate = trainer._evaluate
 
     def ask_at_end(run, between):

@@ -9,6 +9,7 @@ import transformers
 
 from openkto.errors import ConfigError, TrainingError
 from openkto.process.watchdog import Watchdog
+from openkto.trainer.services import Services
 from tests.helpers.long_pairs import no_position_past, seed_that_pairs
 from tests.helpers.records import batches, lines
 from tests.helpers.stand_in import plain_trainer
@@ -212,7 +213,7 @@ def test_the_watchdog_is_told_of_each_batch_that_is_made_and_of_each_step(tmp_pa
         tell(name, **more)
 
     watchdog.phase = phase
-    trainer = plain_trainer(token_rows([True, False] * 3), batch=4, steps=3, watchdog=watchdog)
+    trainer = plain_trainer(token_rows([True, False] * 3), batch=4, steps=3, services=Services(watchdog=watchdog))
     trainer.fit(quiet_args(tmp_path, 3, eval_steps=0))
     # An epoch has two steps; after its end the next one's first batch is waited for.
     assert [name for name in phases if "step" in name] == [

@@ -19,6 +19,7 @@ from openkto.process.stops import StopRequest
 from openkto.trainer import saving
 from openkto.trainer.identity import check_same_run
 from openkto.trainer.rng import rng_state, set_rng_state
+from openkto.trainer.services import Services
 from tests.helpers import stand_in
 from tests.helpers.records import records, worst
 from tests.helpers.runs import STEPS, prepared, start, train_in_starts
@@ -165,7 +166,9 @@ def test_another_folder_for_the_metrics_does_not_stop_a_run_from_its_checkpoint(
 
 def stopped_in(folder, place):
     """Be sent a signal on rank 1 alone in a place, and say how each rank ended."""
-    trainer, strategy = prepared(1, eval_rows=token_rows([True, False] * 4, seed=9), micro=2, stop=StopRequest())
+    trainer, strategy = prepared(
+        1, eval_rows=token_rows([True, False] * 4, seed=9), micro=2, services=Services(stop=StopRequest())
+    )
     calls = {"step": 0, "evaluation": 0}
 
     def count(name, do):
@@ -202,7 +205,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, place, ste
 
 
 def over_time(folder, disable_ds_ckpt):
-    trainer = stand_in.prepared(stop=StopRequest(max_seconds=1e-9), disable_ds_ckpt=disable_ds_ckpt)
+    trainer = stand_in.prepared(services=Services(stop=StopRequest(max_seconds=1e-9)), disable_ds_ckpt=disable_ds_ckpt)
     with pytest.raises(OpenKTOError) as error:
         trainer.fit(quiet_args(folder, STEPS))
     return error.value.exit_code, str(error.value)
@@ -476,7 +479,12 @@ def test_a_time_limit_shorter_than_an_evaluation_does_not_keep_a_run_from_its_en
     while not steps or steps[-1] < STEPS:
         stop = StopRequest(max_seconds=1e-9)
         with contextlib.suppress(StopError):
-            start_here(tmp_path, {"eval_steps": 2}, eval_rows=token_rows([True, False] * 4, seed=9), stop=stop)
+            start_here(
+                tmp_path,
+                {"eval_steps": 2},
+                eval_rows=token_rows([True, False] * 4, seed=9),
+                services=Services(stop=stop),
+            )
         steps.append(layout.step_of(layout.checkpoints_in(tmp_path / "checkpoints")[0]))
         assert len(steps) < 20, steps
         if steps[-1] == STEPS and any(line["kind"] == "summary" for line in records(tmp_path)):

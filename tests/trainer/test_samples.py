@@ -12,6 +12,7 @@ from openkto.models import Actor
 from openkto.models.generation import Sampling, answer
 from openkto.trainer.rng import rng_state
 from openkto.trainer.samples import Samples
+from openkto.trainer.services import Services
 from tests.helpers.runs import MIXED, start, train
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, tiny_llama, token_rows
@@ -40,7 +41,12 @@ def both_ways(folder, zero_stage, more):
     ends = []
     for name, asked in (("with", samples()), ("without", None)):
         found = train(
-            MIXED, folder / name, zero_stage, samples=asked, eval_rows=token_rows([True, False] * 3, 5), **more
+            MIXED,
+            folder / name,
+            zero_stage,
+            services=Services(samples=asked),
+            eval_rows=token_rows([True, False] * 3, 5),
+            **more,
         )
         ends.append((found[1] if found else None, rng_state(torch.device("cpu"))))
     return ends
@@ -174,7 +180,7 @@ def test_a_model_keeps_its_mode_attention_and_generation_config():
 
 def test_a_resumed_run_has_each_steps_answers_once(tmp_path):
     args = {"eval_steps": 2, "eval_at_start": True}
-    more = {"samples": samples(), "eval_rows": token_rows([True, False, True], seed=9)}
+    more = {"services": Services(samples=samples()), "eval_rows": token_rows([True, False, True], seed=9)}
     for folder, stops in (("whole", (None,)), ("cut", (1, 2, 5, None))):
         for stop in stops:
             run_ranks(start, 1, tmp_path, tmp_path / folder, 0, args | {"stop_after_steps": stop}, more)
@@ -185,7 +191,7 @@ def test_a_resumed_run_has_each_steps_answers_once(tmp_path):
 
 def test_answers_are_asked_for_without_evaluation_sets_before_training_and_at_the_end(tmp_path):
     args = {"eval_steps": 0, "load_checkpoint": False}
-    run_ranks(start, 1, tmp_path, tmp_path / "run", 0, args, {"samples": samples()})
+    run_ranks(start, 1, tmp_path, tmp_path / "run", 0, args, {"services": Services(samples=samples())})
     assert sorted({line["step"] for line in answers_of(tmp_path / "run")}) == [0, 6]
     metrics = [json.loads(line)["kind"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert "eval" not in metrics
