@@ -1,6 +1,7 @@
 """The commands with an adapter, as a user runs them: what they leave loads in plain peft and plain transformers."""
 
 import json
+import re
 
 import peft
 import pytest
@@ -121,6 +122,19 @@ def test_a_merged_model_has_the_logits_of_policy_and_adapter(place, more, capsys
     assert not hasattr(whole, "peft_config")
     torch.testing.assert_close(logits(whole), expected, rtol=0, atol=1e-4)
     assert transformers.AutoTokenizer.from_pretrained(place / "whole").chat_template
+    for folder in (place / "out", place / "whole"):
+        torch.testing.assert_close(logits(as_its_card_says(folder, place)), expected, rtol=0, atol=1e-4)
+
+
+def as_its_card_says(folder, place):
+    """Run the code of a model card, with the real places for those that it leaves to its reader; return the model."""
+    card = (folder / "README.md").read_text()
+    assert str(place) not in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    names: dict = {}
+    exec(code.replace("path/to/this/folder", str(folder)).replace("path/to/model", str(place / "model")), names)
+    assert names["tokenizer"].chat_template
+    return names["model"]
 
 
 def test_a_merged_model_has_its_bases_dtype_unless_told_otherwise(place, capsys):

@@ -110,8 +110,8 @@ def write_run_file(config: RunConfig, folder: Path) -> None:
     write_beside_model(folder / "run.yaml", to_yaml(config).encode())
 
 
-def write_beside_model(file: Path, content: bytes) -> None:
-    """Write a file about the run; that of another run is kept under a number.
+def write_beside_model(file: Path, content: bytes, *, keeps_old: bool = True) -> None:
+    """Write a file about the run; that of another run is kept under a number, unless it is to be replaced.
 
     A run does not need it, so a disk that does not take it is no reason to end one.
     """
@@ -120,7 +120,7 @@ def write_beside_model(file: Path, content: bytes) -> None:
         if file.is_file() and file.read_bytes() == content:
             return
         part.write_bytes(content)
-        if file.exists():
+        if keeps_old and file.exists():
             file.rename(numbered(file))
         os.replace(part, file)
     except OSError as error:

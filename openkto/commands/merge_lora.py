@@ -17,10 +17,12 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, _ = parse(argv, "merge_lora")
+    from openkto.commands.card import base_model, write_card
     from openkto.commands.folder import check_has_no_model, make_folder
     from openkto.commands.rows import load_tokenizer_of
     from openkto.models.adapter import base_of
     from openkto.models.merging import merge_adapter
+    from openkto.report.records import METRICS
 
     settings, folder = config.model, config.output.save_path
     base = base_of(settings.pretrain)
@@ -40,3 +42,5 @@ def main(argv: list[str]) -> None:
         trust_remote_code=settings.trust_remote_code,
     )
     log.info("the model is in %s", folder)
+    if (Path(settings.pretrain) / METRICS).is_file():
+        write_card(Path(folder), base_model(base), of_run=Path(settings.pretrain))

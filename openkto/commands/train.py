@@ -59,6 +59,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
         measure_micro_batches,
         model_names,
     )
+    from openkto.commands.card import base_model, write_card
     from openkto.commands.check import is_check
     from openkto.commands.data import read_sets, resolve, stops_of_rows
     from openkto.commands.folder import check_replaces_nothing, take_folders
@@ -68,6 +69,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     from openkto.commands.same_run import fetch_models, settings_of
     from openkto.commands.samples import make_samples
     from openkto.distributed.agreement import on_some_ranks
+    from openkto.models.adapter import base_of
     from openkto.models.export import check_space
     from openkto.models.loading import DTYPES
     from openkto.models.model_files import exported_files
@@ -141,6 +143,8 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
         load_best(checkpoints, trainer.model, trainer.run, metric)
     trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)
+    if is_first:
+        write_card(folder, base_model(base_of(models.policy)))
     if trainer.ending.is_whole(trainer.run):
         checkpoints.mark_finished(trainer.run.step, folder, exported_files(folder))
     strategy.barrier()

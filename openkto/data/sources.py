@@ -168,10 +168,17 @@ def find_source(
         if not found:
             raise data_error(name, "must match at least one file", "no match", "Correct the pattern.")
         return Source(name, tuple(_file(match) for match in found))
-    hub = HUB_NAME.fullmatch(name)
-    if DataFile(path, name).container in READERS or hub is None:
+    hub = hub_match(name)
+    if hub is None:
         raise _missing(path, name)
     return Source(name, (_hub(name, hub[1], split, hub[2] or subset, revision),))
+
+
+def hub_match(name: str) -> re.Match[str] | None:
+    """Return the data set and the subset that a name means on the Hub; None for what lies here or elsewhere."""
+    path = Path(name).expanduser()
+    is_file = path.exists() or GLOB_CHARACTERS & set(name) or DataFile(path, name).container in READERS
+    return None if is_file or is_address(name) else HUB_NAME.fullmatch(name)
 
 
 def _file(path: Path, name: str = "") -> Part:

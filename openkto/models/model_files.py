@@ -12,6 +12,8 @@ EXPORTED = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "chat_template.json"),
 )
+CARD = "README.md"
+CARD_MARK = "<!-- Written by OpenKTO, and again with every model here. Delete this line to keep what you change. -->"
 SIGNS = {"adapter_config.json": "an adapter", "config.json": "a model"}
 
 
@@ -25,9 +27,14 @@ def remove_exported(folder: Path, kept: set[str]) -> None:
     """Delete what an earlier export left, but for some names: a model with parts of another is none."""
     for name in exported_files(folder).keys() - kept:
         (folder / name).unlink()
-    card = folder / "README.md"
-    if card.name not in kept and card.is_file() and b"\nlibrary_name: peft" in card.read_bytes():
-        card.unlink()  # that of an adapter, by peft
+    card = folder / CARD
+    if card.name not in kept and card.is_file() and _is_made(card.read_bytes()):
+        card.unlink()
+
+
+def _is_made(card: bytes) -> bool:
+    """Whether a model card is as OpenKTO or peft made it, and not somebody's own."""
+    return CARD_MARK.encode() in card or (b"\nlibrary_name: peft" in card and b"OpenKTO" not in card)
 
 
 def kind_of_model(folder: Path) -> str | None:

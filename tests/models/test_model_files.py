@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from openkto.models.model_files import exported_files, kind_of_model, problem_with_model, remove_exported
+from openkto.models.model_files import CARD_MARK, exported_files, kind_of_model, problem_with_model, remove_exported
 
 
 @pytest.fixture
@@ -48,6 +48,9 @@ def test_an_export_takes_the_place_of_all_that_an_earlier_one_left(folder):
     (folder / "README.md").write_text("---\nbase_model: x\nlibrary_name: peft\n---\n")
     remove_exported(folder, kept=set())
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "README.md").write_text(f"---\nlibrary_name: transformers\n---\n{CARD_MARK}\n")
+    remove_exported(folder, kept=set())
+    assert not (folder / "README.md").exists()  # of a model that is no longer there
     (folder / "README.md").write_text("my notes")
     remove_exported(folder, kept=set())
     assert (folder / "README.md").exists()
