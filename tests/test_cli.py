@@ -394,7 +394,7 @@ def test_verbose_logs_what_a_log_of_one_screen_leaves_out(monkeypatch):
 def assert_fits_a_screen(said):
     """See that a run's log says what matters, in few lines, each of which is the run's own."""
     beginnings = ("warning:", "tokenised", "evaluation", "classes:", "tokens:", "steps:", "checkpoints:", "step ")
-    beginnings += ("data:", "the reference is", "the model is in", "ended at step", "mismatched pairs:")
+    beginnings += ("data:", "reference: ", "the reference is", "the model is in", "ended at step", "mismatched pairs:")
     shown = said.splitlines()
     assert len(shown) <= 25, said
     assert [line for line in shown if not line.startswith(beginnings)] == []

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from openkto.commands import precompute_reference, train
+from openkto.commands import train
 from openkto.files import scratch_name
 from openkto.models import Actor
 from openkto.trainer import reference_cache
@@ -184,18 +184,18 @@ def test_values_of_other_weights_are_never_used(place):
     assert f"the reference is {place}/model, from the cache" in told(argv, 1, place)
 
 
-def test_auto_takes_a_cache_that_is_complete_alone(place):
+def test_auto_fills_the_cache_where_that_costs_no_more_forwards(place):
     argv = flags(place, *PLAIN, "--max_epochs", "2")
-    assert f"the reference is {place}/model\n" in told(argv, 1, place)
-    assert parts(place) == []
-    run_ranks(precompute_reference.main, 2, place, argv)
+    # A start that stops early needs the pairs of its steps and of the evaluation set only.
+    told([*argv, "--stop_after_steps", "1"], 1, place)
+    assert rows_in(parts(place)) <= 2 * 8 + 2 * 7
+    said = told(argv, 2, place)
+    assert " pairs once, no more forwards than in the loop (--ref_mode auto)" in said
+    assert f"the reference is {place}/model, from the cache" in said
+    (counts,) = run_ranks(counted, 1, place, argv)
+    assert counts[1] == 0
     about = json.loads((parts(place)[0].parent / "about.json").read_text())
     assert (about["param_dtype"], about["device"]) == ("fp32", "cpu")
-    shutil.rmtree(place / "out")
-    assert f"the reference is {place}/model, from the cache" in told(argv, 2, place)
-    said = told([*argv, "--max_epochs", "3"], 2, place)
-    assert f"the reference is {place}/model\n" in said
-    assert " pairs are not in " in said
     # With an adapter the policy is its own reference, unless a cache is asked for.
     lora = [*argv, "--lora_rank", "4", "--zero_stage", "3"]
     assert "the reference is the policy at the start of training\n" in told(lora, 1, place)
@@ -204,6 +204,18 @@ def test_auto_takes_a_cache_that_is_complete_alone(place):
     assert f"the reference is {place}/model, from the cache" in said
     assert parts(place) == before
     assert_same_lines(own, lines(place / "cached"))
+
+
+def test_auto_keeps_a_model_where_a_cache_would_cost_more_or_cannot_be_written(place):
+    # A run that may end after two steps, and would have cached six.
+    early = ["--eval_steps", "1", "--keep_best", "loss", "--early_stop_patience", "1", "--max_epochs", "2"]
+    said = told(flags(place, *PLAIN, *early), 1, place)
+    assert "reference: in the loop, for " in said
+    assert f"the reference is {place}/model\n" in said
+    said = told(flags(place, "--ref_cache_dir", "/proc/nothing"), 1, place)
+    assert "warning: the reference's cache is not used: --ref_cache_dir: must be a folder that can be read and" in said
+    assert f"the reference is {place}/model\n" in said
+    assert parts(place) == []
 
 
 def test_in_bfloat16_the_noise_is_measured_and_said(place):

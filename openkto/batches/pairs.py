@@ -17,13 +17,18 @@ from openkto.batches.plan import Plan
 Sequence = tuple[list[int], list[int], list[bool]]
 
 
-def pairs_of_run(loader: KTODataLoader, total_steps: int) -> IntArray:
-    """Return the different pairs of a run's first steps, [P, 2]: whose prompt and whose completion, in the data set."""
+def pairs_of_run(loader: KTODataLoader, total_steps: int, first_step: int = 0) -> IntArray:
+    """Return the different pairs of a run's first steps, [P, 2]: whose prompt and whose completion, in the data set.
+
+    Args:
+        first_step: the steps before it, which were made, are left out.
+    """
     data, n = loader.dataset, loader.num_rows
     codes = np.zeros(0, dtype=np.int64)
-    for epoch in range(-(-total_steps // max(len(loader), 1))):
+    steps = max(len(loader), 1)
+    for epoch in range(first_step // steps, -(-total_steps // steps)):
         order, found = loader.order(epoch), [codes]
-        for b in range(min(len(loader), total_steps - epoch * len(loader))):
+        for b in range(max(0, first_step - epoch * steps), min(len(loader), total_steps - epoch * steps)):
             index_N = order[loader.bounds[b] : loader.bounds[b + 1]]
             found.append(index_N * n + index_N)
             if loader.needs_mismatched:

@@ -8,6 +8,7 @@ from typing import Any
 
 from openkto.batches.loader import KTODataLoader
 from openkto.commands.build import check_reference, load_actor, measure_micro_batches
+from openkto.commands.reference_cost import loop_forwards, stretch_of
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
 from openkto.distributed.strategy import DeepspeedStrategy
@@ -33,6 +34,7 @@ def cached_reference(
     model: str,
     watchdog: Watchdog,
     stop: StopRequest,
+    first_step: int = 0,
 ) -> CachedReference | None:
     """Return the cached reference, filled and checked, or nothing where the run takes another; all ranks must call it.
 
@@ -42,6 +44,7 @@ def cached_reference(
         loaders: of the training rows, then of each evaluation set.
         identity: from `identity_of_command`.
         model: the reference's name.
+        first_step: the steps that the run has made.
 
     Raises:
         ConfigError: the cache cannot be read or written, or its values are not this model's. With --ref_mode auto that
@@ -52,14 +55,14 @@ def cached_reference(
     if not may_be_cached(config, has_adapter=trains_adapter(config)):
         return None
     try:
-        cache = open_cache(config, strategy, loaders, identity)
-        is_asked_for = config.model.ref_mode == "cached"
-        if not (cache.values or is_asked_for):
-            return None
-        cache.look_up()
-        if cache.num_missing and not is_asked_for:
-            log.info("reference: %d of %d pairs are not in %s", cache.num_missing, cache.num_needed, cache.folder)
-            return None
+        if config.model.ref_mode == "cached":
+            cache = open_cache(config, strategy, loaders, identity)
+            cache.look_up()
+        else:
+            chosen = choose_cache(config, strategy, loaders, identity, first_step)
+            if chosen is None:
+                return None
+            cache = chosen
         fill_and_check(cache, config, strategy, model, watchdog, stop)
     except ConfigError as error:
         if config.model.ref_mode != "auto":
@@ -69,10 +72,40 @@ def cached_reference(
     return cache.reference()
 
 
+def choose_cache(
+    config: RunConfig, strategy: DeepspeedStrategy, loaders: list[KTODataLoader], identity: dict[str, Any], first: int
+) -> ReferenceCache | None:
+    """Return the cache for the steps of this start where it costs no more than a model in the loop; say which."""
+    train = config.train
+    loader, eval_loaders = loaders[0], loaders[1:] if train.eval_steps != 0 or train.eval_at_start else []
+    made = stretch_of(config, loader, first)
+    cache = open_cache(config, strategy, [loader, *eval_loaders], identity, steps=(made.first, made.last))
+    cache.look_up()
+    cost, in_loop = cache.num_forwards, loop_forwards(config, loader, eval_loaders, made)
+    if cache.num_missing == 0:
+        log.info("reference: from the cache, which holds all %d pairs (--ref_mode auto)", cache.num_needed)
+    elif cost > in_loop:
+        log.info(
+            "reference: in the loop, for %d forwards of rows or more; a cache would take %d (--ref_mode auto)",
+            in_loop,
+            cost,
+        )
+        return None
+    return cache
+
+
 def open_cache(
-    config: RunConfig, strategy: DeepspeedStrategy, loaders: list[KTODataLoader], identity: dict[str, Any]
+    config: RunConfig,
+    strategy: DeepspeedStrategy,
+    loaders: list[KTODataLoader],
+    identity: dict[str, Any],
+    steps: tuple[int, int] | None = None,
 ) -> ReferenceCache:
-    """Return the cache of this run's reference, in a folder of everything beside tokens that its values depend on."""
+    """Return the cache of this run's reference, in a folder of everything beside tokens that its values depend on.
+
+    Args:
+        steps: those that it is to serve, from after the first number to the second; None is the whole run.
+    """
     about = {
         "format": FORMAT_VERSION,
         "model files": identity["reference_files"],
@@ -89,8 +122,8 @@ def open_cache(
     root = config.model.ref_cache_dir
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     folder = (default_cache_dir() / "ref" if root is None else Path(root).expanduser()) / name
-    steps = total_steps(len(loaders[0]), config.train.max_epochs, config.train.max_steps)
-    return ReferenceCache(folder, about, strategy, loaders, steps)
+    first, last = steps or (0, total_steps(len(loaders[0]), config.train.max_epochs, config.train.max_steps))
+    return ReferenceCache(folder, about, strategy, loaders, last, first)
 
 
 def fill_and_check(
@@ -102,6 +135,9 @@ def fill_and_check(
     stop: StopRequest,
 ) -> None:
     """Load the reference, compare what is cached with it, compute what is missing, and let go of it again."""
+    if cache.num_missing > 0:
+        why = " once, no more forwards than in the loop (--ref_mode auto)" if config.model.ref_mode == "auto" else ""
+        log.info("reference: computing %d of %d pairs%s", cache.num_missing, cache.num_needed, why)
     watchdog.phase("loading the reference")
     with strategy.model_loading():
         actor = load_actor(config, model, strategy.load_dtype, trains=False)

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def read_named(folder: Path, names: list[str]) -> Values | None:
             return None
         values |= _values(content)
     return values
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and see that it can be written, before hours of work are to go there.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise cannot_use(folder, error) from error
 
 
 def write_part(folder: Path, about: dict[str, Any], values: Values) -> None:

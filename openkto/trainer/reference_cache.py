@@ -16,7 +16,7 @@ import torch
 from openkto.batches.batch import IntArray
 from openkto.batches.loader import KTODataLoader, MicroBatch
 from openkto.batches.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, plan_pairs, sequence_key
-from openkto.data.log_prob_files import Values, read_named, read_parts, write_part
+from openkto.data.log_prob_files import Values, make_folder, read_named, read_parts, write_part
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import ConfigError, StopError, TrainingError
 from openkto.process.stops import StopRequest
@@ -49,7 +49,8 @@ class ReferenceCache:
         folder: only of this reference model; the first rank writes it, all read it.
         about: what the values are of, written beside them.
         loaders: of the training rows and of each evaluation set.
-        total_steps: of the training run.
+        total_steps: of the training run, or those that it is to serve.
+        first_step: the steps before it were made, and need nothing.
 
     Raises:
         ConfigError: the folder cannot be read, or is not the same on every rank.
@@ -62,16 +63,20 @@ class ReferenceCache:
         strategy: CacheStrategy,
         loaders: list[KTODataLoader],
         total_steps: int,
+        first_step: int = 0,
     ) -> None:
         self.folder, self.about, self.strategy, self.loaders = folder, about, strategy, loaders
-        self.total_steps = total_steps
+        self.total_steps, self.first_step = total_steps, first_step
         self.values = self._read()
         self.needed: list[IntArray] = []  # of each loader, [P, 2], whose prompt and whose completion
         self.missing: list[IntArray] = []  # of them, those without a value
 
     def look_up(self) -> None:
         """Find out what the run needs, and what of it is missing."""
-        self.needed = [pairs_of_run(loader, self.total_steps if loader.shuffle else 1) for loader in self.loaders]
+        self.needed = [
+            pairs_of_run(loader, self.total_steps, self.first_step) if loader.shuffle else pairs_of_run(loader, 1)
+            for loader in self.loaders
+        ]
         self.missing = [self._find_missing(*needed) for needed in zip(self.loaders, self.needed, strict=True)]
 
     @property
@@ -83,6 +88,12 @@ class ReferenceCache:
     def num_missing(self) -> int:
         """Of them, those without a value."""
         return sum(map(len, self.missing))
+
+    @property
+    def num_forwards(self) -> int:
+        """The rows that `check` and `fill` will run, at the most."""
+        found = (len(needed) - len(missing) for needed, missing in zip(self.needed, self.missing, strict=True))
+        return self.num_missing + sum(min(PAIRS_TO_CHECK, count) for count in found)
 
     def reference(self) -> CachedReference:
         """Return the reference that answers from the values."""
@@ -133,8 +144,8 @@ class ReferenceCache:
         """
         if self.num_missing == 0:
             return
-        total, writer = self.num_missing, _Writer(self.folder, self.about, is_first=self.strategy.rank == 0)
-        log.info("reference: computing %d of %d pairs", total, self.num_needed)
+        on_some_ranks(self.strategy, lambda: make_folder(self.folder), is_mine=self.strategy.rank == 0)
+        writer = _Writer(self.folder, self.about, is_first=self.strategy.rank == 0)
         try:
             for loader, pairs_P2 in zip(self.loaders, self.missing, strict=True):
                 plan = plan_pairs(loader, pairs_P2)
@@ -148,7 +159,6 @@ class ReferenceCache:
             writer.write()
         self._raise_failure(self.strategy.gather_objects(writer.failure))
         self.missing = [pairs_P2[:0] for pairs_P2 in self.missing]
-        log.info("reference: %d pairs computed", total)
 
     def _exchange(
         self, model: Any, batches: list[MicroBatch], between: Callable[[], None], failure: str | None
