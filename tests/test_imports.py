@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.make_imports import imported_modules, modules, part_of, picture
+
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "openkto").rglob("*.py"))
 # What a part may import of the library, beside itself and the errors.
@@ -46,11 +48,6 @@ DOORS = {
 }
 
 
-def part_of(module: str) -> str:
-    name = module.split(".")[1]
-    return "commands" if name == "__main__" else name
-
-
 def imported(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -73,23 +70,22 @@ def test_imports_run_one_way(path):
 
 
 def test_no_module_imports_itself_on_a_way_round():
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
-    left = {name: imported_modules(path, modules) - {name} for name, path in modules.items()}
+    known = modules()
+    left = {name: imported_modules(path, known) - {name} for name, path in known.items()}
     while ends := {name for name, others in left.items() if not others & left.keys()}:
         left = {name: others for name, others in left.items() if name not in ends}
     assert not left, f"modules that wait for each other: {sorted(left)}"
 
 
-def imported_modules(path: Path, modules: dict[str, Path]) -> set[str]:
-    """Return the library's modules that one imports, in functions too; for types only does not count."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    left_out = {inner for node in types for inner in ast.walk(node)}
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node not in left_out:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys() or {node.module}
-    return names & modules.keys()
+def test_the_picture_of_the_imports_is_the_codes():
+    """Its arrows cannot lead up: a part stands below all that import it, and there is no such order for a circle."""
+    assert picture() == (ROOT / "docs" / "images" / "imports.svg").read_text(encoding="utf-8")
+
+
+def test_what_watches_a_process_needs_the_standard_library_only():
+    for path in sorted((ROOT / "openkto" / "process").glob("*.py")):
+        others = {name for name in imported(path) if name.split(".")[0] not in sys.stdlib_module_names}
+        assert all(name.startswith(("openkto.process", "openkto.errors")) for name in others), f"{path}: {others}"
 
 
 def test_the_names_that_users_import_are_there():
