@@ -285,6 +285,7 @@ class _Writer:
         self.values |= values
         if time.monotonic() - self.last >= SECONDS_A_PART:
             self.write()
+            log.info("reference: %d values are in %s", self.written, self.folder)
 
     def write(self) -> None:
         if self.is_first and self.values and self.failure is None:
@@ -293,5 +294,4 @@ class _Writer:
             except ConfigError as error:
                 self.failure = str(error)
             self.written += len(self.values)
-            log.info("reference: %d pairs are in %s", self.written, self.folder)
         self.values, self.last = {}, time.monotonic()
