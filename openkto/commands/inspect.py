@@ -60,7 +60,7 @@ def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextI
         DataError: not one row is good, or fits.
     """
     # transformers imports torch with its tokenizers, but nothing here loads a model.
-    from openkto.commands.holdout import held_out
+    from openkto.commands.holdout import held_out, warn_of_missing_classes
     from openkto.commands.rows import load_tokenizer_of, read_rows
     from openkto.inspection.result import inspection_of
     from openkto.inspection.seen import SeenRows
@@ -69,24 +69,21 @@ def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextI
     data, name = config.data, policy_name(config.model)
     tokenizer = load_tokenizer_of(config, name)
     seen = SeenRows(tokenizer, scratch, listed)
+    rows = data.dataset, data.dataset_split, config, tokenizer
+    ends, choice = stop_token_ids(name), held_out(config, is_training=True)
     try:
-        dataset = read_rows(
-            data.dataset,
-            data.dataset_split,
-            config,
-            tokenizer,
-            data.dataset_probs,
-            stop_token_ids(name),
-            on_bad_rows="skip",
-            watch=seen,
-            choice=held_out(config, is_training=True),
-        )
+        dataset = read_rows(*rows, data.dataset_probs, ends, on_bad_rows="skip", watch=seen, choice=choice)
     except DataError as error:
         if seen.bad:
             raise DataError(f"{error} All {seen.bad.total()} bad rows are in {listed.name}.") from error
         raise
     weights = config.loss.desirable_loss_weight, config.loss.undesirable_loss_weight
-    found = inspection_of(dataset, seen, weights)  # type: ignore[arg-type]
+    others = None
+    if choice is not None:
+        choice = held_out(config, is_training=False)
+        others = read_rows(*rows, None, ends, on_bad_rows="skip", choice=choice)
+        warn_of_missing_classes(others)
+    found = inspection_of(dataset, seen, weights, others)  # type: ignore[arg-type]
     has_colour = sys.stdout.isatty() and not options.json
     return found, dataset.preview(options.preview or SAMPLES, has_colour=bool(options.preview) and has_colour)
 
@@ -97,6 +94,8 @@ def table(found: "Inspection") -> str:
     lines += [f"classes: {found.balance}"]
     if found.balance_warning:
         lines.append(f"warning: {found.balance_warning}")
+    if found.held_out is not None:
+        lines.append(f"--eval_fraction: {found.held_out}")
     lines += [
         f"weights that balance them: desirable {found.weights['desirable']:.4g}, "
         f"undesirable {found.weights['undesirable']:.4g}",

@@ -31,6 +31,7 @@ class Inspection:
     balance: str  # the classes' ratio at the weights of the command line
     weights: dict[str, float]  # that bring the ratio to 1
     balance_warning: str | None
+    held_out: str | None  # what --eval_fraction takes out of the training rows
     lengths: dict[str, dict[str, int]]  # by class: shortest, median, longest, ...; of --max_len
     histograms: list[dict[str, Any]]  # part, class, from, to, rows
     findings: list[Finding]
@@ -40,11 +41,17 @@ class Inspection:
     unread_fields: list[str]
 
 
-def inspection_of(dataset: UnpairedPreferenceDataset, seen: SeenRows, weights: tuple[Weight, Weight]) -> Inspection:
+def inspection_of(
+    dataset: UnpairedPreferenceDataset,
+    seen: SeenRows,
+    weights: tuple[Weight, Weight],
+    held_out: UnpairedPreferenceDataset | None = None,
+) -> Inspection:
     """Return what there is to say of the rows that were seen, as the data set keeps them.
 
     Args:
         weights: --desirable_loss_weight and --undesirable_loss_weight.
+        held_out: the rows that are not trained on but evaluated on.
     """
     report = dataset.report
     labels = seen.column("label")
@@ -65,6 +72,7 @@ def inspection_of(dataset: UnpairedPreferenceDataset, seen: SeenRows, weights: t
         balance=balance,
         weights=dict(zip(CLASSES, resolve_weights(*smaller, *counts), strict=True)),
         balance_warning=warning,
+        held_out=None if held_out is None else describe_held_out(dataset, held_out),
         lengths={
             name: _lengths(prompts[labels == label], completions[labels == label], left_out[labels == label], dataset)
             for name, label in CLASSES.items()
@@ -75,6 +83,19 @@ def inspection_of(dataset: UnpairedPreferenceDataset, seen: SeenRows, weights: t
         unlabelled=report.unlabelled,
         recognised=report.findings,
         unread_fields=report.unread,
+    )
+
+
+def describe_held_out(training: UnpairedPreferenceDataset, held_out: UnpairedPreferenceDataset) -> str:
+    """Say how many rows and prompts are on each side."""
+    report = held_out.report
+    sides = [
+        f"{len(np.unique(side.rows))} rows of {len(set(side.prompt_digests()))} prompts"
+        for side in (held_out, training)
+    ]
+    return (
+        f"{sides[0]} are held out to evaluate on ({report.desirable} desirable, {report.undesirable} undesirable); "
+        f"{sides[1]} are left to train on"
     )
 
 

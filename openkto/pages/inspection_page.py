@@ -34,6 +34,7 @@ def inspection_page(found: Inspection, samples: str, listed: str) -> str:
         label_measure=found.label_measure,
         balance=found.balance_warning or found.balance,
         formula=found.formula,
+        held_out=found.held_out,
         lengths=found.lengths,
         lengths_rows=list(rows),
         samples=samples,

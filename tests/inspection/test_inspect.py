@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from openkto.commands.inspect import main
+from openkto.data.holdout import is_held_out, prompt_digest
 from openkto.errors import ConfigError, DataError
 from openkto.inspection.label_errors import LOWEST_AUC
 from tests.pages.chromium import open_page
@@ -277,6 +278,29 @@ def test_rows_that_share_a_prompt_are_counted_and_the_weights_balance_the_classe
     assert found["classes"] == {"desirable": 20, "undesirable": 10}
     assert found["weights"] == {"desirable": 1.0, "undesirable": 2.0}
     assert "outside [1, 4/3]" in found["balance_warning"]
+
+
+def test_what_eval_fraction_would_hold_out_is_counted_in_rows_prompts_and_classes(look, caplog):
+    rows = good_rows(60)
+    for row, earlier in zip(rows[50:], rows, strict=False):
+        row["prompt"] = earlier["prompt"]  # fifty prompts, ten of them with two rows of the same label
+    prompts = [row["prompt"][0]["content"] for row in rows]
+    drawn = [is_held_out(prompt_digest(prompt), 0.3, 42) for prompt in prompts]
+    held = [row for row, is_out in zip(rows, drawn, strict=True) if is_out]
+    asked = len({row["prompt"][0]["content"] for row in held})
+    desirable = sum(row["label"] for row in held)
+    assert asked < len(held), "some prompt has two rows"
+    found, _ = look(rows, "--eval_fraction", "0.3")
+    assert found["held_out"] == (
+        f"{len(held)} rows of {asked} prompts are held out to evaluate on ({desirable} desirable, "
+        f"{len(held) - desirable} undesirable); {60 - len(held)} rows of {50 - asked} prompts are left to train on"
+    )
+    assert found["rows_kept"] == 60 - len(held)
+    for row, is_out in zip(rows, drawn, strict=True):
+        row["label"] = row["label"] and not is_out
+    look(rows, "--eval_fraction", "0.3")
+    assert "none of the held-out rows is desirable" in caplog.text
+    assert look(rows)[0]["held_out"] is None
 
 
 def test_the_page_shows_the_rows_and_draws_its_charts(tmp_path, model, monkeypatch, capsys):
