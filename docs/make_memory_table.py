@@ -75,7 +75,7 @@ def lora(shape: Shape, stage: int, ranks: int) -> float:
 
 
 def activations(shape: Shape, tokens: int, how: str) -> float:
-    """Return the GB that a micro-batch of so many tokens keeps: none, selective or whole recomputation."""
+    """Return the GB that a micro-batch of this many tokens keeps: none, selective or whole recomputation."""
     h, f, kv = shape.hidden, shape.inner, shape.kv
     # In bf16: the residual twice, two norms' results, q, k, v (before and after rotation), attention's result, gate,
     # up, its SiLU and the product, and what the two blocks add.
@@ -118,7 +118,7 @@ def lora_training(shape: Shape, ranks: int, tokens: int) -> str:
 
 
 def page(tokens: int = 8192) -> str:
-    """Return the tables for micro-batches of so many tokens."""
+    """Return the tables for micro-batches of these many tokens."""
     lines = []
     for title, choose in (("All parameters", full_training), ("LoRA, rank 16", lora_training)):
         lines += [f"| {title} | {' | '.join(f'{n} GPU' + 's' * (n > 1) for n in GPUS)} |", "| --- " * 5 + "|"]

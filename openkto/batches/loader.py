@@ -31,7 +31,7 @@ DUMMY_TOKENS = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """How the models run rows: what the plan of micro-batches follows beside the user's limits."""
+    """How the models run rows: what the plan of micro-batches follows besides the user's limits."""
 
     packed: bool = False  # laid end to end, so that padding costs nothing
     attention_length: float = math.inf  # at which a row's attention costs as much as all else in the model
@@ -135,12 +135,12 @@ class KTODataLoader:
     """Yields this rank's share of each global batch of an epoch; the next one is made while a step runs.
 
     The order of rows follows from (seed, epoch), the pairing and the plan from the batch: the same on every rank and,
-    but for the shares, for every number of ranks.
+    except for the shares, for every number of ranks.
 
     Args:
         dataset: the tokenised rows.
         train_batch_size: rows in a global batch; None takes the whole set in file order as one batch (evaluation).
-        micro_train_batch_size: rows in a micro-batch at most; None is 8, or no limit beside the next.
+        micro_train_batch_size: rows in a micro-batch at most; None is 8, or no limit with the next.
         max_tokens_per_micro_batch: tokens in a micro-batch at most, padding among them where rows are padded; of one
             of the ranks that share it. Both limits are for forwards that keep activations for a backward pass.
         needs_mismatched: whether to build the mismatched pairs; a loss without z_ref does without.

@@ -56,7 +56,7 @@ def plan_pairs(loader: KTODataLoader, pairs_P2: IntArray) -> Plan:
 
 
 def sequence_key(prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]) -> bytes:
-    """Return 16 bytes that tell a pair by all that its log-probability depends on beside the model."""
+    """Return 16 bytes that tell a pair by all that its log-probability depends on besides the model."""
     mask = [False] * len(prompt_ids) + completion_mask
     return _digest(np.array(prompt_ids + completion_ids, dtype=np.int64), np.array(mask, dtype=np.bool_))
 

@@ -21,7 +21,7 @@ from openkto.batches.batch import IntArray
 Plan = list[list[IntArray]]  # plan[m][rank], the batch positions of that rank's micro-batch m
 Bins = list[list[int]]  # of each rank, the rows, as places in the order from the longest to the shortest
 
-# What a padded micro-batch costs beside its tokens, in tokens: small enough for little padding, large enough that not
+# What a padded micro-batch costs besides its tokens, in tokens: small enough for little padding, large enough that not
 # every row gets a micro-batch of its own.
 MICRO_BATCH_COST = 256
 # Larger batches are planned in parts, each like the whole: filling is no linear matter.

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     actor = Actor(policy_name(settings), dtype=dtype, trust_remote_code=settings.trust_remote_code, lora=lora)
     put_in(folder, actor, read_masters(folder))
     make_folder(Path(config.output.save_path))
-    weights = gather_weights(actor.model, dtype, trainable_alone=actor.has_adapter)
+    weights = gather_weights(actor.model, dtype, trainable_only=actor.has_adapter)
     actor.export(weights, load_tokenizer_of(config, policy_name(settings)), config.output.save_path, dtype)
     log.info("the %s is in %s", "adapter" if actor.has_adapter else "model", config.output.save_path)
 

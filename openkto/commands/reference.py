@@ -134,7 +134,7 @@ def fill_and_check(
     watchdog: Watchdog,
     stop: StopRequest,
 ) -> None:
-    """Load the reference, compare what is cached with it, compute what is missing, and let go of it again."""
+    """Load the reference, compare what is cached with it, compute what is missing, and free the model again."""
     if cache.num_missing > 0:
         why = " once, no more forwards than in the loop (--ref_mode auto)" if config.model.ref_mode == "auto" else ""
         log.info("reference: computing %d of %d pairs%s", cache.num_missing, cache.num_needed, why)

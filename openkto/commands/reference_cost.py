@@ -16,7 +16,7 @@ class Stretch(NamedTuple):
 
 
 def stretch_of(config: RunConfig, loader: KTODataLoader, first_step: int) -> Stretch:
-    """Return the steps of a start that goes on from a step.
+    """Return the steps of a start that resumes from a step.
 
     Args:
         loader: of the training rows.

@@ -99,7 +99,7 @@ def parser() -> PlainParser:
     made.add_argument("runs", nargs="+", metavar="RUN", help="the --save_path of a run")
     made.add_argument("--output", metavar="PATH", help="the page (default: report.html in the first run's folder)")
     made.add_argument(
-        "--png", action="store_true", help="also write each plot as a PNG file, in a folder beside the page"
+        "--png", action="store_true", help="also write each plot as a PNG file, in a folder next to the page"
     )
     made.add_argument(
         "--suspects",

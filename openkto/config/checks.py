@@ -253,7 +253,7 @@ def _check_evaluation_weights(loss: LossConfig, place: Place) -> None:
 
 
 def _check_models_differ(model: ModelConfig, place: Place) -> None:
-    """Check that an evaluation has a reference to compare with: a model beside itself gives zeros and halves."""
+    """Check that an evaluation has a reference: a model compared with itself gives only zeros and halves."""
     has_adapter = is_adapter_folder(model.pretrain)
     if has_adapter and (model.ref_pretrain is None or ref_is_adapter(model, has_adapter=True)):
         return

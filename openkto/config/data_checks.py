@@ -91,7 +91,7 @@ def check_threshold(place: str, values: Sequence[object]) -> tuple[float, ...]:
 
 
 def check_template(place: str, template: str | None, apply_chat_template: bool | None) -> None:
-    """Raise a ConfigError for a template without one place for the prompt, or beside another one."""
+    """Raise a ConfigError for a template without one place for the prompt, or together with a chat template."""
     if template is not None and template.count("{}") != 1:
         fail(
             place,

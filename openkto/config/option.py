@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-LARGE = 2**31  # a count beyond it is a slip of the hand
+LARGE = 2**31  # a larger count is a typing mistake
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a setting beside its type and default."""
+    """What is known of a setting besides its type and default."""
 
     help: str
     unit: str = ""

@@ -63,7 +63,7 @@ def settings() -> dict[str, dataclasses.Field[Any]]:
 
 
 def option_of(name: str) -> Option:
-    """Return what is known of a setting beside its type and default."""
+    """Return what is known of a setting besides its type and default."""
     known: Option = settings()[name].metadata["option"]
     return known
 
@@ -100,7 +100,7 @@ def settings_for(takes: Callable[..., Any], *sections: Any) -> dict[str, Any]:
     """Return the settings of the sections that a class or function takes, as its keyword arguments.
 
     Args:
-        takes: its parameters, or some of them, have settings' names, and mean the same.
+        takes: a class or function; those of its parameters with a setting's name mean what the setting does.
     """
     names = inspect.signature(takes).parameters
     return {name: value for section in sections for name, value in vars(section).items() if name in names}
@@ -132,7 +132,7 @@ def from_yaml(text: str) -> dict[str, Any]:
     """Return the settings that `to_yaml` wrote, by their flat names, without checking them.
 
     Raises:
-        ValueError: the text is no YAML mapping.
+        ValueError: the text is not a YAML mapping.
     """
     try:
         values = yaml.safe_load(text)
@@ -168,7 +168,7 @@ def trains_adapter(config: RunConfig) -> bool:
 
 
 def learning_rate_of(config: RunConfig) -> float:
-    """Return the highest learning rate of the schedule: that which is given, or the default of what trains."""
+    """Return the highest learning rate of the schedule: the given one, or the default for what trains."""
     default = DEFAULT_LORA_LEARNING_RATE if trains_adapter(config) else DEFAULT_LEARNING_RATE
     return config.optim.learning_rate or default
 
@@ -180,7 +180,7 @@ def ref_is_adapter(model: ModelConfig, *, has_adapter: bool) -> bool:
 
 
 def may_be_cached(config: RunConfig, *, has_adapter: bool) -> bool:
-    """Return whether the reference may be a cache: it is to be, or is if it is there."""
+    """Return whether the reference may be read from a cache, because it is asked for or by `auto`."""
     moves = config.model.ref_sync_steps > 0
     if moves or config.loss.facts.by_token or ref_is_adapter(config.model, has_adapter=has_adapter):
         return False

@@ -28,9 +28,9 @@ def run_file_of(given: dict[str, Given]) -> str | None:
 
 
 def settings_of_run(of_run: dict[str, Given], given: dict[str, Given]) -> dict[str, Given]:
-    """Return what is taken of a run's settings: none that is given.
+    """Return the settings that are taken from a run: those that are not given.
 
-    What the run started from is the reference, but for an adapter of a whole model: there it is the adapter's base.
+    What the run started from is the reference, except for an adapter of a whole model: there it is the adapter's base.
     """
     found = {name: one for name, one in of_run.items() if name in TAKEN}
     start, model = of_run.get("pretrain"), str(given["pretrain"].raw)

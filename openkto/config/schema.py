@@ -1,6 +1,6 @@
 """A JSON schema of the YAML files, made from the settings: editors complete and check a file by it.
 
-It holds types, choices and ranges. The rules between settings are in `checks.py`, which reads the file.
+It holds types, choices and ranges. It does not hold the rules between settings; see `checks.py`.
 """
 
 import dataclasses

@@ -176,7 +176,7 @@ class TrainConfig:
         "rows",
         at_least=1,
         below=LARGE,
-        default_text="8, or no limit beside --max_tokens_per_micro_batch",
+        default_text="8, or no limit with --max_tokens_per_micro_batch",
     )
     max_tokens_per_micro_batch: int | str | None = option(
         None,

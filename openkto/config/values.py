@@ -12,7 +12,7 @@ from openkto.config import METRIC_SCHEDULERS, Option, default_text
 from openkto.config.option import LARGE
 from openkto.errors import ConfigError
 
-DAYS_TOO_MANY = 10_000  # a slip of the hand
+DAYS_TOO_MANY = 10_000  # a typing mistake
 Raw = str | list[str] | None  # a value as it was typed; None is YAML's null
 
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -121,7 +121,7 @@ def rule(item: dataclasses.Field[Any]) -> str:
 def in_bounds(item: dataclasses.Field[Any]) -> str:
     """Say in words between which bounds a number may be: "1 or more"; "" where it has none.
 
-    A bound that only a slip of the hand passes is said where it is passed.
+    A bound that only a typing mistake exceeds is named only in that error.
     """
     known: Option = item.metadata["option"]
     below = None if known.below == LARGE else known.below

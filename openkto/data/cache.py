@@ -29,7 +29,7 @@ FORMAT_VERSION = 8
 REPORT_FILE = "report.json"
 ROWS_FILE = "rows.arrow"
 HASHES_FILE = "hashes.json"
-# What a tokenizer holds beside what changes ids: where it lies, and what its last call left behind.
+# What a tokenizer holds besides what changes ids: where it lies, and what its last call left behind.
 NOT_OF_THE_IDS = {
     *("name_or_path", "init_inputs", "is_local", "local_files_only", "files_loaded", "_commit_hash"),
     *("verbose", "deprecation_warnings", "_in_target_context_manager", "model_max_length"),

@@ -41,11 +41,11 @@ class UnpairedPreferenceDataset:
         row_settings: how records become rows and texts; a source's own settings go over them.
         source_settings: which part of each source is read.
         dataset_probs: how often each source is drawn; None puts them one after the other.
-        end_token_ids: where generation stops beside the tokenizer's EOS: generation_config's eos_token_id.
+        end_token_ids: where generation stops besides the tokenizer's EOS: generation_config's eos_token_id.
         cache_dir: where tokenised rows are kept; None is $OPENKTO_CACHE or ~/.cache/openkto.
         seed: of the mixing.
         choice: which of the rows are this data set's; None takes them all.
-        watch: looks at each row on the way, for which the rows are read again where they are cached.
+        watch: is shown each row as it is read; cached rows are then read again.
 
     Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
     """

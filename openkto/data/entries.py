@@ -26,7 +26,7 @@ def read_entry(item: str | Path) -> Entry:
     """Return an entry; a mapping stands as its JSON text, {"path": ..., "label_key": ...}.
 
     Raises:
-        DataError: the mapping has other members than are known, or values that are no texts.
+        DataError: the mapping has other members than are known, or values that are not text.
         ConfigError: its label_map or label_threshold is none.
     """
     text = str(item)

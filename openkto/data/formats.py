@@ -69,7 +69,7 @@ class Format:
 def recognise(
     place: str, record: dict[str, object], settings: RowSettings, ahead: Sequence[dict[str, object]] = ()
 ) -> Format:
-    """Return the format of a source from its first record; raises BadRow where it is none that is known.
+    """Return the format of a source from its first record; raises BadRow where it is not a known one.
 
     A thumb is rare in what people wrote: whether records or their messages have labels is looked for in those `ahead`.
     """

@@ -32,7 +32,7 @@ class Text:
         return _letters(self.plain)
 
     def has(self, part: str) -> bool:
-        """Return whether a part is there as it is, as JSON has it, or but for spaces and punctuation."""
+        """Return whether a part is there: as it is, as JSON writes it, or except for spaces and punctuation."""
         part = part.strip()
         if part in self.plain:
             return True

@@ -54,7 +54,7 @@ def _plain(text: str) -> str:
 
 
 def is_held_out(digest: bytes, fraction: float, seed: int) -> bool:
-    """Return whether a prompt is held out: a number between 0 and 1 that the seed and it give is below the fraction."""
+    """Return whether a prompt is held out: whether its hash with the seed, between 0 and 1, is below the fraction."""
     drawn = hashlib.blake2b(digest, digest_size=8, key=str(seed).encode()).digest()
     return int.from_bytes(drawn, "big") < fraction * 2**64
 
@@ -128,7 +128,7 @@ def read_split(path: str) -> SplitFile | None:
     """Return what a run's eval_split.json says; None where a path is not that of one.
 
     Raises:
-        DataError: the file is none that a run wrote.
+        DataError: the file is not one that a run wrote.
     """
     file = Path(path).expanduser()
     if file.name != SPLIT_FILE or not file.is_file():

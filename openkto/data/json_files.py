@@ -76,7 +76,7 @@ class _Text:
         return f"{self._file.name}:{self._line}"
 
     def advance(self, position: int) -> None:
-        """Go on to a position, and let go of what lies behind it."""
+        """Move to a position, and drop the text before it."""
         self._line += self._text.count("\n", self._position, position)
         self._position = position
         if self._position > len(self._text) // 2:
@@ -93,7 +93,7 @@ class _Text:
                 return self._text[self._position : self._position + 1]
 
     def take(self) -> str:
-        """Return the next character that is no blank, and go on behind it."""
+        """Return the next character that is not blank, and move past it."""
         character = self.peek()
         self.advance(self._position + len(character))
         return character

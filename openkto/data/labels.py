@@ -117,7 +117,7 @@ def _plain(value: object) -> str:
 
 
 def as_number(value: object) -> float | None:
-    """Return a number, or that which a text is; None for what is none, and for one that may be read in two ways."""
+    """Return a number, or the one that a text holds; None where there is none, or it can be read in two ways."""
     if isinstance(value, str):
         value = value.strip().replace("\u2212", "-")
         if _DECIMAL.fullmatch(value) is None or _THOUSANDS.fullmatch(value):

@@ -100,7 +100,7 @@ def read_template_kwargs(place: str, value: object) -> dict[str, object]:
 
 
 def reasoning_of(message: Message) -> str:
-    """Return what an assistant's message says of its reasoning beside the content, under any of its usual names."""
+    """Return what an assistant's message says of its reasoning outside the content, under any of its usual names."""
     names = ("reasoning_content", "thinking", "reasoning")
     return next((text for name in names if isinstance(text := message.get(name), str)), "")
 

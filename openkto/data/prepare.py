@@ -55,7 +55,7 @@ class Prepared:
     rows_of_sources: list[int] = field(default_factory=list)  # rows written, a number for each source
     skipped: dict[str, int] = field(default_factory=dict)  # records left out, by kind
     first_skipped: dict[str, str] = field(default_factory=dict)  # the first of each kind
-    unlabelled: dict[str, int] = field(default_factory=dict)  # rows left out that are no bad ones, by reason
+    unlabelled: dict[str, int] = field(default_factory=dict)  # rows left out that are not bad ones, by reason
     findings: list[str] = field(default_factory=list)  # what was recognised, by file
     unread: list[str] = field(default_factory=list)  # the fields with values that nothing reads
     merged: int = 0

@@ -39,7 +39,7 @@ def say(report: DataReport, max_len: int, *, with_source: bool = True) -> None:
     """Log every count that is not 0, and the skipped rows as a warning.
 
     Args:
-        with_source: also say what is of all rows of the source, of which these may be some.
+        with_source: also log what is known of all rows of the source, of which these may be a part.
     """
     logger.info("data: %d rows: %d desirable, %d undesirable", report.kept, report.desirable, report.undesirable)
     by_class = {

@@ -49,7 +49,7 @@ class RowReader:
         self._has_read_labels = False
         self._read: set[str] = set()
         self.unread: dict[str, None] = {}  # the names of fields with values that nothing reads, in order of appearance
-        self.left_out: Counter[str] = Counter()  # rows that are no bad ones, by reason
+        self.left_out: Counter[str] = Counter()  # rows that are not bad ones, by reason
         self._ahead = [value for value in ahead if isinstance(value, dict)]
         for record in self._ahead:
             try:
@@ -91,7 +91,7 @@ class RowReader:
             self.unread.update((name, None) for name in value if name in others and not is_empty(value[name]))
         for key in MEDIA_KEYS:
             if value.get(key):
-                raise BadRow(place, "not text alone", f"{key} must be empty: only text is read", shorten(value[key]))
+                raise BadRow(place, "not only text", f"{key} must be empty: only text is read", shorten(value[key]))
         record = value if found.shape is None else found.shape.plain(value)
         if found.kind == "pairs":
             return self._read_pair(place, record, found)

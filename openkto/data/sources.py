@@ -44,7 +44,7 @@ class Part:
     rows: Sequence[object] = ()
 
     def records(self, findings: Findings) -> Records:
-        """Yield (place, record), and note what was recognised on the way."""
+        """Yield (place, record), and note what was recognised."""
         if self.dataset is not None:
             tables = self.dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
             return read_batches(self.name, "Arrow", tables, findings)

@@ -37,7 +37,7 @@ class RowTokenizer:
     """Tokenises rows in batches with one tokenizer.
 
     Args:
-        end_token_ids: where generation stops beside the tokenizer's EOS, such as generation_config's eos_token_id.
+        end_token_ids: where generation stops besides the tokenizer's EOS, such as generation_config's eos_token_id.
         template_date: the day that a chat template which prints today's date is to print; None is today.
     """
 

@@ -124,7 +124,7 @@ class Checkpoints:
     # ---- choosing ---------------------------------------------------------------------------------------------------
 
     def choose(self, wanted: bool | str | None) -> Found | None:
-        """Return the checkpoint to go on from, the same on every rank; all ranks must call it.
+        """Return the checkpoint to resume from, the same on every rank; all ranks must call it.
 
         See `choosing.choose`. Where the run's own newest one is chosen, `latest` and `best` are made to say so.
         """

@@ -14,14 +14,14 @@ log = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """A complete checkpoint to go on from."""
+    """A complete checkpoint to resume from."""
 
     folder: Path
     state: dict[str, Any]
 
 
 def choose(root: Path, strategy: Ranks, wanted: bool | str) -> Found | None:
-    """Return the checkpoint to go on from, the same on every rank, or None where there is none; all ranks must call it.
+    """Return the checkpoint to resume from, the same on every rank, or None for none; all ranks must call it.
 
     Args:
         root: the run's own folder of checkpoints.

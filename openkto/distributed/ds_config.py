@@ -183,8 +183,8 @@ def merge_user_config(
         sequence_parallel_size: likewise: DeepSpeed is not told that ranks share tokens.
 
     Raises:
-        ConfigError: the file is no JSON object, holds an unknown key or a value that DeepSpeed refuses, or contradicts
-            what the run decides.
+        ConfigError: the file is not a JSON object, holds an unknown key or a value that DeepSpeed refuses, or
+            contradicts what the run decides.
     """
     user = _read(path)
     given = {key: flag for key, flag in SIZE_FLAGS.items() if key.partition(".")[2] in computed["zero_optimization"]}
@@ -271,7 +271,7 @@ def _merge(
 
 
 def _check_by_deepspeed(config: dict[str, Any], key: str, path: str) -> None:
-    """Let DeepSpeed read one key beside the computed ones, and say in a sentence what it refuses there."""
+    """Let DeepSpeed read one key together with the computed ones, and say in a sentence what it refuses there."""
     try:
         DeepSpeedConfig(config)
     except ValidationError as error:

@@ -21,11 +21,11 @@ def whole_shape(parameter: nn.Parameter) -> torch.Size:
     return shape
 
 
-def gather_weights(module: nn.Module, dtype: torch.dtype, *, trainable_alone: bool = False) -> dict[str, Tensor]:
+def gather_weights(module: nn.Module, dtype: torch.dtype, *, trainable_only: bool = False) -> dict[str, Tensor]:
     """Return the state dict of `module`, a model or a part of one in an engine, in `dtype` on rank 0; {} elsewhere.
 
     Args:
-        trainable_alone: leave out what does not train, buffers too.
+        trainable_only: leave out what does not train, buffers too.
 
     All ranks must call it: under ZeRO-3 each parameter is gathered in turn, so no rank holds more than one whole
     parameter but rank 0 on its CPU. float32 comes from the optimizer's masters where training ran in a half.
@@ -34,12 +34,12 @@ def gather_weights(module: nn.Module, dtype: torch.dtype, *, trainable_alone: bo
     weights: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if trainable_alone and not parameter.requires_grad:
+        if trainable_only and not parameter.requires_grad:
             continue
         if id(parameter) not in seen:
             seen[id(parameter)] = whole_weight(parameter, dtype)
         weights[name] = seen[id(parameter)]
-    if trainable_alone:
+    if trainable_only:
         return weights if is_first_rank() else {}
     passing = _non_persistent(module)
     weights.update({name: buffer.detach().cpu() for name, buffer in module.named_buffers() if name not in passing})

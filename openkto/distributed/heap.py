@@ -10,7 +10,7 @@ _TRIM: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", N
 def give_back_free_pages() -> None:
     """Return to the system the pages of the heap that hold nothing.
 
-    glibc keeps what was freed, but for the heap's end. Each micro-batch has another number of tokens, so its blocks
+    glibc keeps what was freed, except at the heap's end. Each micro-batch has another number of tokens, so its blocks
     do not fit where the last one's were, and pages that hold nothing add up.
     """
     if _TRIM is not None:

@@ -28,7 +28,7 @@ NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class NewerFormatError(CheckpointError):
-    """A checkpoint that only a later version can read; to go on from an older one instead would lose what it holds."""
+    """A checkpoint that only a later version can read; to resume from an older one instead would lose what it holds."""
 
 
 class Manifest(NamedTuple):

@@ -21,7 +21,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Return what a checkpoint says of its run.
 
     Raises:
-        CheckpointError: it is no state of ours.
+        CheckpointError: it is not a state that OpenKTO wrote.
     """
     try:
         state = read_json(folder / STATE)

@@ -1,6 +1,6 @@
 """ZeRO settings and what goes with them: which flag sets which keys of DeepSpeed's configuration.
 
-None of it changes what a step computes, but for the two that quantize what is sent.
+None of it changes what a step computes, except the two that quantize what is sent.
 Source: ZeRO (arXiv:1910.02054v3), ZeRO-Offload (2101.06840v1), ZeRO-Infinity (2104.07857v1), ZeRO++
 (2306.10209v1); DeepSpeed 0.19.8 as read and measured.
 """
@@ -33,7 +33,7 @@ SIZE_FLAGS = {
 
 @dataclass(frozen=True)
 class ZeroOptions:
-    """What a run asks of ZeRO beside its stage; each field is the flag of its name.
+    """What a run asks of ZeRO besides its stage; each field is the flag of its name.
 
     Args:
         overlap_comm: reduce gradients during the backward pass.

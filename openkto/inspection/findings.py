@@ -11,7 +11,7 @@ from openkto.data.notes import INFORMATION, MERGED, SPECIAL_MARKUP, TEMPLATE_DIF
 from openkto.inspection import label_errors, near_duplicates
 from openkto.inspection.seen import FIRST_ROWS, SeenRows
 
-SAME_COMPLETION_SHARE, SAME_COMPLETION_ROWS = 0.05, 10  # an answer to so many different prompts is worth a look
+SAME_COMPLETION_SHARE, SAME_COMPLETION_ROWS = 0.05, 10  # an answer to this many different prompts is worth a look
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Gathering:
     def add(
         self, kind: str, text: str, rows: Iterable[int], said: dict[int, str] | None = None, *, is_warning: bool = True
     ) -> None:
-        """Add rows of a kind, if there are any; `said` is what there is to say of each beside its place."""
+        """Add rows of a kind, if there are any; `said` is what to say of each besides its place."""
         count, first = 0, []
         for row in rows:
             place, of_row = self._seen.place(row), (said or {}).get(row, "")

@@ -96,7 +96,7 @@ def _own_log_probs(actor: Any, tolerance: float, place: str) -> Tensor:
 
 
 def _distance(actor: Any, theirs_B: Tensor, with_balancing_loss: bool) -> float:
-    """Return by how much the log-probabilities as the trainer runs the rows differ, in nats a token at the most."""
+    """Return by how much the log-probabilities as the trainer runs the rows differ at most, in nats a token."""
     ids_BT = _rows(actor)
     tokens_B = torch.tensor([TOKENS, CUT], device=ids_BT.device)
     real_BT = torch.arange(TOKENS, device=ids_BT.device) < tokens_B[:, None]

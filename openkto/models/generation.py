@@ -76,7 +76,7 @@ def answer(
     masks = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
     ids_RT, mask_RT = (torch.tensor(lines + lines, device=device) for lines in (rows, masks))
     known = model.generation_config
-    # What the model's own configuration has beside its end tokens (penalties, beams, a temperature) is not the policy.
+    # What the model's own configuration has besides its end tokens (penalties, beams, a temperature) is not the policy.
     model.generation_config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
         do_sample=False,

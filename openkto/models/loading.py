@@ -145,7 +145,7 @@ def choose_attention(name: str, dtype: torch.dtype = torch.float32) -> str:
 
 
 def load_config(pretrain: str, trust_remote_code: bool = False) -> PretrainedConfig:
-    """Return the configuration, refusing models that are no text-only decoders; an adapter's is its base model's.
+    """Return the configuration, refusing models that are not text-only decoders; an adapter's is its base model's.
 
     Raises:
         ConfigError: the folder is missing or broken, or the model has an encoder or sees images or sound.

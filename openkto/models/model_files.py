@@ -24,7 +24,7 @@ def exported_files(folder: Path) -> dict[str, int]:
 
 
 def remove_exported(folder: Path, kept: set[str]) -> None:
-    """Delete what an earlier export left, but for some names: a model with parts of another is none."""
+    """Delete what an earlier export left, except for some names: a model with files of another one is broken."""
     for name in exported_files(folder).keys() - kept:
         (folder / name).unlink()
     card = folder / CARD

@@ -51,7 +51,7 @@ def disable_randomness(model: PreTrainedModel) -> Changes:
 
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
-    """Set the mode of what is inside a module alone."""
+    """Set the mode of the modules inside a module, but not its own."""
     nn.Module.train(module, mode)
     module.training = False
     return module

@@ -53,7 +53,7 @@ class SettingView:
 
 
 def report_page(runs: list[RunRecord], charts: list[Chart], suspects: Suspects | None) -> str:
-    """Return the page of one run, or of several beside each other."""
+    """Return the page of one run, or of several next to each other."""
     names = with_distinct_names(runs)
     views = [
         RunView(name, _tiles(run), read_curves(run), run.problems, run.starts)

@@ -91,7 +91,7 @@ def read_run(folder: Path) -> RunRecord:
         elif kind == "summary":
             summary = line
     if summary is not None and train and max(train) > summary["step"]:
-        summary = None  # of an early end that was resumed
+        summary = None  # of an early stop, after which the run was resumed
     if not train and not evaluations:
         problems.append("metrics.jsonl holds no step yet")
     return RunRecord(

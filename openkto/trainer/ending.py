@@ -22,7 +22,7 @@ class Ending:
         total_steps: of the schedule.
         stop_after_steps: a step to stop at earlier.
         keep_best: the metric of the first evaluation set whose best step is kept.
-        patience: end after so many evaluations in a row without a better value of that metric.
+        patience: end after this many evaluations in a row without a better value of that metric.
     """
 
     total_steps: int

@@ -26,7 +26,7 @@ def save_model(
         OpenKTOError: the folder cannot be written; on every rank.
     """
     actor = engine.module
-    weights = gather_weights(actor.model, dtype, trainable_alone=actor.has_adapter)
+    weights = gather_weights(actor.model, dtype, trainable_only=actor.has_adapter)
     on_some_ranks(
         strategy,
         lambda: _write_model(actor, weights, tokenizer, folder, dtype, has_refuge=has_refuge),

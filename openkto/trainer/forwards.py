@@ -239,7 +239,7 @@ def not_finite(place: str, values: NDArray[np.float64], named: str) -> TrainingE
 
 
 def name_rows(row_N: NDArray[np.float64]) -> str:
-    """Say which rows to look at, ten at the most."""
+    """Say which rows to look at, at most ten."""
     numbers = sorted({int(r) for r in row_N})
     return (
         f"Look at row{'s' if len(numbers) > 1 else ''} {_ten_of(numbers)} (counted from 0), or lower --learning_rate."
@@ -247,7 +247,7 @@ def name_rows(row_N: NDArray[np.float64]) -> str:
 
 
 def name_pairs(batch: RankBatch, row_N: NDArray[np.float64]) -> str:
-    """Say which pairs to look at, by whose prompts they have, ten at the most."""
+    """Say which pairs to look at, by whose prompts they have, at most ten."""
     pairs = sorted({(int(i), int(j)) for i, j in zip(batch.rows, batch.kl_rows, strict=True) if i in row_N})
     named = _ten_of([f"row {i}'s prompt with row {j}'s completion" for i, j in pairs])
     return f"Look at {named} (counted from 0), or lower --learning_rate."

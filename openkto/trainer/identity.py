@@ -12,7 +12,7 @@ from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.gather import whole_shape
 from openkto.errors import CheckpointError
 
-# What is part of a run beside its settings, in the words of an error.
+# What is part of a run besides its settings, in the words of an error.
 WORDS = {
     "total_steps": "the number of steps (--max_steps, --max_epochs)",
     "training_rows": "the number of training rows",
@@ -21,7 +21,7 @@ WORDS = {
     "policy_files": "the files of the policy",
     "reference_files": "the files of the reference",
 }
-# What every version has saved: where it is absent, somebody took it out. Later fields are compared if both have them.
+# What every version has saved: where it is absent, the file was changed. Later fields are compared if both have them.
 ALWAYS_SAVED = (
     *("loss_type", "beta", "desirable_loss_weight", "undesirable_loss_weight", "label_smoothing", "sft_loss_coef"),
     *("humanline_low", "humanline_high", "aux_loss_coef", "max_norm", "ref_sync_steps", "ref_sync_alpha"),
@@ -38,7 +38,7 @@ def in_words(name: str) -> str:
 
 
 def identity_of(model: nn.Module, loader: KTODataLoader, total_steps: int) -> dict[str, Any]:
-    """Return what model, data and schedule say a run is: what must not change on the way."""
+    """Return what model, data and schedule say a run is: what must not change until it ends."""
     shapes = [(name, list(whole_shape(p))) for name, p in model.named_parameters() if p.requires_grad]
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:12]
     return {

@@ -131,7 +131,7 @@ class KTOTrainer:
 
         Args:
             args: see `FitArgs`; any object with its fields serves.
-            consumed_samples: rows that were trained on before; training resumes after them. A checkpoint has its count.
+            consumed_samples: rows trained on before; training resumes after them. A checkpoint holds its own count.
             num_update_steps_per_epoch: must be the loader's own count where given.
 
         Raises:
@@ -159,7 +159,7 @@ class KTOTrainer:
                 if not run.is_evaluated:
                     # --max_time is ignored here: an evaluation longer than the limit would be restarted on every start
                     # and never finish.
-                    results = self._evaluate_and_report(args, run, reporter, saver, by_signal_alone=True)
+                    results = self._evaluate_and_report(args, run, reporter, saver, by_signal_only=True)
                     if ending.note(run, results):
                         saver.save(run, reporter)
                 while not ending.is_reached(run):
@@ -302,13 +302,13 @@ class KTOTrainer:
         return is_end or is_due(eval_steps, step, len(self.train_dataloader))
 
     def _evaluate_and_report(
-        self, args: FitArgs, run: RunState, reporter: Reporter, saver: RunSaver, *, by_signal_alone: bool = False
+        self, args: FitArgs, run: RunState, reporter: Reporter, saver: RunSaver, *, by_signal_only: bool = False
     ) -> dict[str, dict[str, float]]:
         """Evaluate and sample; a request to stop ends that between two forwards, and a resumed run makes it again."""
 
         def between() -> None:
             self.watchdog.beat()
-            saver.stop_if_asked(run, by_signal_alone=by_signal_alone)
+            saver.stop_if_asked(run, by_signal_only=by_signal_only)
 
         self.watchdog.phase(f"evaluation at step {run.step}")
         run.is_evaluated = False

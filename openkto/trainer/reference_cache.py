@@ -91,7 +91,7 @@ class ReferenceCache:
 
     @property
     def num_forwards(self) -> int:
-        """The rows that `check` and `fill` will run, at the most."""
+        """The most rows that `check` and `fill` may run."""
         found = (len(needed) - len(missing) for needed, missing in zip(self.needed, self.missing, strict=True))
         return self.num_missing + sum(min(PAIRS_TO_CHECK, count) for count in found)
 

@@ -36,7 +36,7 @@ class Samples:
     ) -> list[Line]:
         """Return a line for each prompt, the same on every rank; all ranks must call it.
 
-        The prompts are shared out over the ranks, as many for each; a rank with fewer takes some a second time.
+        Each rank answers the same number of prompts; where they do not divide evenly, some are answered twice.
 
         Args:
             watchdog: told of each token.

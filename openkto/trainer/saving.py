@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class RunSaver:
-    """A run's way into checkpoints and out of them.
+    """Saves a run's checkpoints, and loads the one that it resumes from.
 
     Args:
         checkpoints: where they lie.
@@ -127,9 +127,9 @@ class RunSaver:
         if is_asked:
             self._raise_stop(run)
 
-    def stop_if_asked(self, run: RunState, *, by_signal_alone: bool) -> None:
+    def stop_if_asked(self, run: RunState, *, by_signal_only: bool) -> None:
         """End the run when any rank was asked to; called between the forwards of an evaluation."""
-        is_asked = self.stop.reason is not None if by_signal_alone else self.stop.is_due()
+        is_asked = self.stop.reason is not None if by_signal_only else self.stop.is_due()
         if self._agree(is_asked, False)[0]:
             self._raise_stop(run)
 
@@ -180,7 +180,7 @@ class RunSaver:
             return True
         self.watchdog.phase(f"saving a checkpoint at step {run.step}", is_saving=True)
         state, arrays = self._contents(run, reporter, rng_state(self.strategy.device), self._loss_scale())
-        # A later save makes good for one that fails, but not for that of the best step: it is tried once more.
+        # If a save fails, a later one replaces it, except for that of the best step: it is tried once more.
         for _ in range(2 if run.best_step == run.step else 1):
             is_saved = self.checkpoints.save(
                 self.engine,
@@ -199,7 +199,7 @@ class RunSaver:
     def _contents(
         self, run: RunState, reporter: Reporter, generators: Arrays, loss_scale: dict[str, float]
     ) -> tuple[dict[str, Any], Arrays]:
-        """Return what a checkpoint holds beside the engine, as JSON and as arrays; all ranks must call it."""
+        """Return what a checkpoint holds besides the engine, as JSON and as arrays; all ranks must call it."""
         resumed = reporter.state()
         states = self.strategy.gather_objects((self.strategy.random_rank, generators))
         arrays = {f"rng/{rank}/{name}": array for rank, own in states for name, array in own.items()}

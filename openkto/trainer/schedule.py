@@ -20,7 +20,7 @@ def create_scheduler(
     value, which is 0 with `linear` and the cosines without a floor. A run that is all warm-up ends at the full rate.
 
     Raises:
-        ConfigError: the schedule is no function of the step.
+        ConfigError: the schedule is not a function of the step.
     """
     warm_up = warmup_steps(name, total_steps, warmup_ratio)
     if name == "cosine_warmup_with_min_lr":
@@ -53,7 +53,7 @@ def total_steps(steps_per_epoch: int, max_epochs: int, max_steps: int | None) ->
 
 
 def is_due(every: int, step: int, steps_per_epoch: int) -> bool:
-    """Return whether what is done every N steps is, after this one; 0 is never, below 0 at the end of each epoch."""
+    """Return whether what is done every N steps is due after this one; 0 is never, below 0 at the end of each epoch."""
     return every != 0 and step % (every if every > 0 else steps_per_epoch) == 0
 
 
@@ -70,7 +70,7 @@ def learning_rates(scheduler: LambdaLR, update: int) -> list[float]:
 def rates_of_run(
     learning_rate: float, name: str, *, total_steps: int, warmup_ratio: float = 0.0, min_lr_ratio: float = 0.1
 ) -> list[float]:
-    """Return the learning rate of each step of a run, the first first: what `create_scheduler` will give, unmade."""
+    """Return the learning rate of each step of a run, in order, as `create_scheduler` would give them."""
     optimizer = SGD([torch.zeros(1)], lr=learning_rate)
     scheduler = create_scheduler(
         optimizer, name, total_steps=total_steps, warmup_ratio=warmup_ratio, min_lr_ratio=min_lr_ratio

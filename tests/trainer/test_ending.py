@@ -109,9 +109,9 @@ def trained(folder: Path, zero_stage: int, stop: int | None, more: dict) -> tupl
     args = quiet_args(folder, STEPS, stop_after_steps=stop, **ARGS | {"keep_best": "rewards/auc"})
     trainer.fit(args)
     actor = trainer.model.module
-    last = gather_weights(actor.model, torch.float32, trainable_alone=actor.has_adapter)
+    last = gather_weights(actor.model, torch.float32, trainable_only=actor.has_adapter)
     load_best(trainer._make_saver(args, STEPS).checkpoints, trainer.model, trainer.run, "rewards/auc")
-    best = gather_weights(actor.model, torch.float32, trainable_alone=actor.has_adapter)
+    best = gather_weights(actor.model, torch.float32, trainable_only=actor.has_adapter)
     return last, best, trainer.run.best_step
 
 

@@ -66,6 +66,17 @@ def test_evaluation_pairs_inside_its_own_set_and_clamps_once(tmp_path):
     assert values["rewards/chosen"] == pytest.approx(sum(chosen) / 4, rel=1e-4)
 
 
+def test_an_evaluation_keeps_no_graph_and_writes_no_gradient():
+    trainer = plain_trainer(
+        token_rows([True, False]), batch=2, micro=1, eval_rows=token_rows([True, False] * 2, seed=4)
+    )
+    graphs = []
+    trainer.model.register_forward_hook(lambda model, inputs, output: graphs.append(output.log_prob_B.requires_grad))
+    trainer.evaluate()
+    assert graphs == [False] * 8  # four matched rows and four mismatched pairs
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
 def train(folder, zero_stage=0, steps=4, log_entropy=False, **more):
     trainer, _ = make_trainer(token_rows(LABELS), zero_stage=zero_stage, batch=2, micro=1, steps=steps, **more)
     trainer.fit(quiet_args(folder, steps, log_entropy=log_entropy))

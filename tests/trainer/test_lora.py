@@ -28,7 +28,7 @@ def train(folder, more=None, lora=LORA):
         settings["model"] = lambda: start
     trainer, strategy = make_trainer(token_rows(MIXED, 3), batch=4, steps=steps, lora=lora, **settings)
     trainer.fit(quiet_args(folder, steps, log_batches=True, eval_at_start="eval_rows" in settings))
-    weights = gather_weights(trainer.model.module.model, torch.float32, trainable_alone=True)
+    weights = gather_weights(trainer.model.module.model, torch.float32, trainable_only=True)
     return (read_lines(folder), weights) if strategy.rank == 0 else None
 
 

@@ -56,7 +56,7 @@ def train(folder, more):
         settings["model"] = lambda: tiny(kind, **changes)
     trainer, strategy = make_trainer(token_rows(LABELS, 3), batch=4, steps=STEPS, **settings)
     trainer.fit(quiet_args(folder, STEPS, log_batches=True, log_entropy=True))
-    weights = gather_weights(trainer.model.module.model, torch.float32, trainable_alone="lora" in settings)
+    weights = gather_weights(trainer.model.module.model, torch.float32, trainable_only="lora" in settings)
     return (read_lines(folder), weights) if strategy.rank == 0 else None
 
 
