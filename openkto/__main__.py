@@ -10,6 +10,7 @@ from openkto.commands import (
     inspect,
     merge_lora,
     precompute_reference,
+    push,
     report,
     schema,
     train,
@@ -26,6 +27,7 @@ COMMANDS = {
     "report": report.main,
     "merge_lora": merge_lora.main,
     "convert_checkpoint": convert_checkpoint.main,
+    "push": push.main,
     "schema": schema.main,
     "completion": completion.main,
 }

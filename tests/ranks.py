@@ -63,7 +63,8 @@ def _work(
     code = 1
     try:
         result = function(*args)
-        torch.distributed.barrier()
+        if torch.distributed.is_initialized():  # a command that uploads leaves the group itself
+            torch.distributed.barrier()
         log.truncate(0)
         torch.save(result, folder / f"{rank}.part")
         (folder / f"{rank}.part").rename(folder / f"{rank}.pt")

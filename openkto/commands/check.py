@@ -15,6 +15,7 @@ from openkto.commands.data import (
     weights_of_classes,
 )
 from openkto.commands.outlook import say_outlook
+from openkto.commands.push import check_push
 from openkto.commands.samples import choose_prompts
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
 from openkto.config.flags import RunOptions
@@ -43,6 +44,7 @@ def is_check(config: RunConfig, options: RunOptions, models: Models, tokenizer: 
         sets += evaluated.values()
         if trains:
             choose_prompts(config, tokenizer, evaluated)
+            check_push(config.output, makes=False)
         if options.preview:
             shown = [rows.preview(options.preview, has_colour=sys.stdout.isatty()) for rows in sets[:1]]
             print("\n\n".join(shown))

@@ -2,7 +2,7 @@
 
 import argparse
 
-from openkto.commands import report, schema
+from openkto.commands import push, report, schema
 from openkto.config import completion
 from openkto.config.flags import DESCRIPTIONS, REQUIRED, parser_of
 from openkto.config.plain_parser import PlainParser
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> None:
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Return every command's parser, in the order of `openkto --help`."""
-    own = {"report": report.parser, "schema": schema.parser, "completion": parser}
+    own = {"report": report.parser, "push": push.parser, "schema": schema.parser, "completion": parser}
     of_runs: dict[str, argparse.ArgumentParser] = {command: parser_of(command) for command in REQUIRED}
     return {name: of_runs[name] if name in of_runs else own[name]() for name in DESCRIPTIONS}
 

@@ -19,6 +19,7 @@ def main(argv: list[str]) -> None:
     config, _ = parse(argv, "merge_lora")
     from openkto.commands.card import base_model, write_card
     from openkto.commands.folder import check_has_no_model, make_folder
+    from openkto.commands.push import check_push, push_saved
     from openkto.commands.rows import load_tokenizer_of
     from openkto.models.adapter import base_of
     from openkto.models.merging import merge_adapter
@@ -33,6 +34,7 @@ def main(argv: list[str]) -> None:
     check_has_no_model(config)
     tokenizer = load_tokenizer_of(config, settings.pretrain)
     make_folder(Path(folder))
+    check_push(config.output, makes=True)
     log.info("%s: adding the adapter to %s", settings.pretrain, base)
     merge_adapter(
         settings.pretrain,
@@ -44,3 +46,4 @@ def main(argv: list[str]) -> None:
     log.info("the model is in %s", folder)
     if (Path(settings.pretrain) / METRICS).is_file():
         write_card(Path(folder), base_model(base), of_run=Path(settings.pretrain))
+    push_saved(config.output)

@@ -42,11 +42,13 @@ def main(argv: list[str]) -> None:
             can_go_on=not settings.disable_ds_ckpt,
         )
         with dog as watchdog, RunLocks() as locks:
-            train(config, options, stop, watchdog, locks)
+            is_whole = train(config, options, stop, watchdog, locks)
+    if is_whole and config.output.push_to_hub is not None:
+        push_at_the_end(config)
 
 
-def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Watchdog, locks: RunLocks) -> None:
-    """Go the whole way from a configuration to a saved model."""
+def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Watchdog, locks: RunLocks) -> bool:
+    """Go the whole way from a configuration to a saved model; return whether the run has come to its end."""
     # Only now what takes seconds to import, so that a wrong flag is answered at once.
     from openkto.commands.build import (
         check_forwards,
@@ -64,6 +66,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     from openkto.commands.data import read_sets, resolve, stops_of_rows
     from openkto.commands.folder import check_replaces_nothing, take_folders
     from openkto.commands.outlook import say_outlook
+    from openkto.commands.push import check_push
     from openkto.commands.reference import cached_reference
     from openkto.commands.resume import checkpoint_bytes, identity_of_command, is_done, on_one_day
     from openkto.commands.same_run import fetch_models, settings_of
@@ -83,11 +86,12 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     tokenizer = check_models(config, models)
     strategy = make_strategy(config)
     if is_check(config, options, models, tokenizer):
-        return
+        return False
     watchdog.phase("waiting for all ranks")
     strategy.setup_distributed(settings_of(config))
     is_first, folder = strategy.rank == 0, Path(config.output.save_path)
     on_some_ranks(strategy, lambda: take_folders(config, locks), is_mine=is_first)
+    on_some_ranks(strategy, lambda: check_push(config.output, makes=True), is_mine=is_first)
     watchdog.phase("fetching the models")
     fetch_models(strategy, models)
     watchdog.phase("looking for a checkpoint")
@@ -111,7 +115,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     loaders = loader, eval_loaders = make_loaders(config, strategy, rows, eval_rows)
     all_loaders = [loader, *eval_loaders.values()]
     if found is not None and is_done(config, checkpoints, found, identity, loader):
-        return
+        return True
     done = 0 if found is None else found.state["run"]["step"]
     cached = cached_reference(config, strategy, all_loaders, identity, models.reference, watchdog, stop, done)
     watchdog.phase("loading the models")
@@ -146,9 +150,21 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     log.info("the model is in %s", config.output.save_path)
     if is_first:
         write_card(folder, base_model(base_of(models.policy)))
-    if trainer.ending.is_whole(trainer.run):
+    is_whole = trainer.ending.is_whole(trainer.run)
+    if is_whole:
         checkpoints.mark_finished(trainer.run.step, folder, exported_files(folder))
     strategy.barrier()
+    return is_whole
+
+
+def push_at_the_end(config: RunConfig) -> None:
+    """Upload the model from the first rank. The others do not wait for it: an upload may take longer than they may."""
+    from openkto.commands.push import push_saved
+    from openkto.distributed.launch import end_process, is_first_rank
+
+    end_process()
+    if is_first_rank():
+        push_saved(config.output)
 
 
 def write_about(config: RunConfig, folder: Path, eval_rows: "dict[str, UnpairedPreferenceDataset]") -> None:

@@ -25,6 +25,7 @@ from openkto.config import (
 )
 from openkto.config.data_checks import check_data, check_holdout, check_mixing
 from openkto.config.engine_checks import Place, check_engine, engine_warnings
+from openkto.config.output_checks import check_output
 from openkto.config.sample_checks import check_samples
 from openkto.errors import fail as _fail
 from openkto.errors import need_package
@@ -37,6 +38,7 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
     _check_model(config, place)
     if os.path.isfile(config.output.save_path):
         _fail(place("save_path"), "must be a folder", f"the file {config.output.save_path!r}", "Give another path.")
+    check_output(config.output, place)
     if command == "merge_lora":
         _check_merge(config, place)
         return []

@@ -59,6 +59,7 @@ DESCRIPTIONS: dict[str, str] = {
     "merge_lora": "Add a LoRA adapter (--pretrain) to its base model and write the whole model to --save_path.",
     "convert_checkpoint": "Write the model or adapter of a checkpoint (--load_checkpoint) to --save_path. --pretrain "
     "is the model that training started from: its configuration, tokenizer and frozen weights are used.",
+    "push": "Upload the model or adapter of a folder, with its model card, to the Hugging Face Hub.",
     "schema": "Print the JSON schema of the YAML files, by which editors complete and check them.",
     "completion": "Print what bash or zsh needs to complete this command line: source <(openkto completion bash)",
 }
@@ -98,7 +99,10 @@ MERGE = {
     *("pretrain", "save_path", "overwrite", "export_dtype", "trust_remote_code", "disable_fast_tokenizer"),
     *("config", "debug", "verbose"),
 }
-ALL_OF: dict[Command, set[str]] = {"merge_lora": MERGE, "convert_checkpoint": MERGE | {"load_checkpoint", "revision"}}
+ALL_OF: dict[Command, set[str]] = {
+    "merge_lora": MERGE | {"push_to_hub", "hub_public"},
+    "convert_checkpoint": MERGE | {"load_checkpoint", "revision"},
+}
 
 # What all of OpenRLHF's scripts spell out: whoever comes with one wants to know which defaults are others here.
 OPENRLHF_SCRIPT = {"save_steps", "logging_steps", "eval_steps"}

@@ -116,6 +116,8 @@ ADVICE = {
     "gradient_accumulation_steps": _GLOBAL_BATCH,
     "group_by_length": _BY_ITSELF,
     "hf_token": "Set the variable HF_TOKEN, or run `hf auth login`: a key does not belong on a command line.",
+    "hub_model_id": "Give --push_to_hub the name.",
+    "hub_private_repo": "A repository of --push_to_hub is private unless --hub_public is given.",
     "hub_token": "Set the variable HF_TOKEN, or run `hf auth login`: a key does not belong on a command line.",
     "load_best_model_at_end": "Give --keep_best a metric: the checkpoint of its best step is kept.",
     "load_in_8bit": "Pass --load_in_4bit, or leave it out: 8 bits are not supported.",
@@ -134,7 +136,6 @@ ADVICE = {
     "--train_batch_size is the global batch of a step, over all GPUs.",
     "precompute_ref_log_probs": "Pass --ref_mode cached.",
     "preprocessing_num_workers": _BY_ITSELF,
-    "push_to_hub": "Nothing is uploaded. Run `hf upload` on the --save_path folder afterwards.",
     "quantization_bit": "Pass --load_in_4bit; other widths are not supported.",
     "quantization_method": "Pass --load_in_4bit; other methods are not supported.",
     "rejected_key": "Pairs are recognised by their fields prompt, chosen and rejected. Rename the field; --input_key "

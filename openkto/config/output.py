@@ -33,6 +33,22 @@ class OutputConfig:
     wandb_run_name: str | None = option(
         None, "W&B run name", default_text="kto_<date>", openrlhf="rm_<date>", may_differ=True
     )
+    push_to_hub: str | None = option(
+        None,
+        "the name of a repository on the Hugging Face Hub, such as my-name/support, that the model or adapter is "
+        "uploaded to when the run is at its end; the key comes from HF_TOKEN or `hf auth login`, never from here",
+        default_text="off",
+        train_only=True,
+        of_one_start=True,
+        may_differ=True,
+    )
+    hub_public: bool = option(
+        False,
+        "let everyone see the repository of --push_to_hub; without it a new one is private",
+        train_only=True,
+        of_one_start=True,
+        may_differ=True,
+    )
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,8 @@ FIXED = {
     "overwrite": False,
     "stop_after_steps": None,
     "max_time": None,
+    "push_to_hub": None,
+    "hub_public": False,
 }
 
 
@@ -215,6 +217,8 @@ def test_run_yaml_leaves_out_the_process_and_what_one_start_was_told():
         "overwrite": True,
         "stop_after_steps": 7,
         "max_time": "0:01:00:00",
+        "push_to_hub": "my-name/support",
+        "hub_public": True,
     }
     run = RunConfig(ModelConfig("m"))
     assert to_yaml(with_resolved(run, local_rank=3, **of_one_start)) == to_yaml(run)

@@ -1,0 +1,23 @@
+"""The rules of what a run writes elsewhere than into its folder."""
+
+from __future__ import annotations
+
+import re
+
+from openkto.config import OutputConfig
+from openkto.config.engine_checks import Place
+from openkto.errors import fail
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+SWITCHES = ("true", "false", "yes", "no", "on", "off")  # other trainers' --push_to_hub is one
+
+
+def check_output(output: OutputConfig, place: Place) -> None:
+    """Raise a ConfigError for the first rule that is broken."""
+    name = output.push_to_hub
+    if name is None:
+        if output.hub_public:
+            fail(place("hub_public"), "needs --push_to_hub", "none", "Give it a name, or leave this out.")
+    elif name.lower() in SWITCHES or not HUB_NAME.fullmatch(name):
+        rule = "must be the name of a repository on the Hub, such as my-name/support"
+        fail(place("push_to_hub"), rule, repr(name), "Give it one, or leave it out.")
