@@ -7,9 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from openkto.commands import train
 from openkto.config import LOSSES, eval_sets, from_yaml, to_yaml
 from openkto.config.flags import parse
 from openkto.data.dataset import UnpairedPreferenceDataset
@@ -41,18 +38,6 @@ def test_the_library_example_trains_evaluates_and_saves(tmp_path, monkeypatch):
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert kinds == ["run", "train", "eval", "summary"]
     assert (tmp_path / "out/model.safetensors").exists()
-
-
-@pytest.mark.parametrize("config", sorted((DOCS.parent / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_ready_run_trains(config, tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
-    write_model(tmp_path / "model")
-    write_rows(tmp_path / "rows.jsonl", 12)
-    argv = ["--config", str(config), "--pretrain", f"{tmp_path}/model", "--dataset", f"{tmp_path}/rows.jsonl"]
-    argv += ["--save_path", f"{tmp_path}/out", "--max_steps", "1", "--max_len", "128"]
-    run_ranks(train.main, 2, tmp_path, argv)
-    saved = "adapter_model.safetensors" if "lora" in config.stem else "model.safetensors"
-    assert (tmp_path / "out" / saved).exists()
 
 
 def test_the_memory_page_holds_the_computed_tables():

@@ -29,9 +29,9 @@ def test_the_cluster_pages_commands_are_understood(words, monkeypatch):
     monkeypatch.chdir(ROOT)
     flags = words[1 + max(words.index(word) for word in STARTS if word in words) :]
     if flags[-1] == "$@":
-        flags = [*flags[:-1], "--config", "configs/eight_gpus_zero3.yaml"]
+        flags = [*flags[:-1], "--config", "configs/8b_full_8x40gb.yaml"]
     # A cluster's own settings file is not here; a ready run stands for it.
-    flags = ["configs/eight_gpus_zero3.yaml" if flag == "/shared/run.yaml" else flag for flag in flags]
+    flags = ["configs/8b_full_8x40gb.yaml" if flag == "/shared/run.yaml" else flag for flag in flags]
     config, _ = parse(flags, "train")
     assert config.data.dataset
 
