@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from openkto.config import PackingChoice
 from openkto.errors import ConfigError
@@ -66,8 +66,7 @@ def _reason_against(model: PreTrainedModel, attn_implementation: str) -> str | N
     known = text.to_dict()
     if attn_implementation not in ("auto", *PACKING_ATTENTION):
         return f"--attn_implementation {attn_implementation}"
-    # Some configurations have it under another name, which leads here.
-    others = set((text.layer_types if hasattr(text, "layer_types") else None) or ()) - SEPARABLE_LAYERS
+    others = set(layer_kinds(text)) - SEPARABLE_LAYERS
     if others or known.get("attention_chunk_size"):
         return f"{type(model).__name__} with layers of {', '.join(sorted(others)) or 'chunked attention'}"
     if not (model._supports_attention_backend and model._supports_flash_attn):
@@ -79,6 +78,18 @@ def _reason_against(model: PreTrainedModel, attn_implementation: str) -> str | N
     if has_caps and model.config._attn_implementation not in PACKING_ATTENTION:
         return f"{type(model).__name__}, whose scores are capped or have sinks, without flash-attention"
     return None
+
+
+def layer_kinds(text: PretrainedConfig) -> list[str]:
+    """Return the kind of each layer where a text model's configuration says it, else nothing.
+
+    By attribute: some configurations have it under another name, which leads to the first one; RecurrentGemma's does
+    so from transformers 5.23 on.
+    """
+    for name in ("layer_types", "layers_block_type"):
+        if hasattr(text, name) and getattr(text, name):
+            return list(getattr(text, name))
+    return []
 
 
 def _own_choice() -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from openkto.batches.loader import MicroBatch, RankBatch
 from openkto.distributed.gather import whole_shape
 from openkto.models.experts import expert_banks
+from openkto.models.packing import layer_kinds
 
 # Parameters of several dimensions that are added, or multiplied element by element.
 ADDED = re.compile(r"\w*_bias|A_log|time_mix_\w+")
@@ -171,9 +172,7 @@ def _attention_layers(config: Any) -> tuple[tuple[int | None, float], ...]:
         return ()  # a model without attention, such as Mamba
     known = text.to_dict()
     every = "sliding_attention" if known.get("sliding_window") else "full_attention"
-    # By attribute: some configurations have it under another name, which leads here.
-    named = text.layer_types if hasattr(text, "layer_types") else None
-    kinds = named or [every] * text.num_hidden_layers
+    kinds = layer_kinds(text) or [every] * text.num_hidden_layers
     found = []
     for kind in sorted(set(kinds) & set(SEEN_BY)):
         name = SEEN_BY[kind]

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from openkto.errors import ConfigError
 from openkto.models import Actor, packing
-from openkto.models.packing import pack, packed_attention
+from openkto.models.packing import layer_kinds, pack, packed_attention
 from tests.models.architectures import CONFIGS, MOE, SIZES, random_model, right_padded_batch
 
 BOUNDS = [0, 7, 8, 20, 33]
@@ -168,7 +169,7 @@ def test_the_balancing_loss_counts_real_tokens_alone():
                 attention_window_size=8, intermediate_size=96,
             ),
             "auto",
-            "RecurrentGemmaForCausalLM with layers of linear_attention",
+            "RecurrentGemmaForCausalLM with layers of (linear_attention|attention, recurrent)",
         ),
         (
             CONFIGS["Gemma2"],
@@ -190,6 +191,13 @@ def test_what_cannot_pack_is_refused_or_padded(config, attn_implementation, got)
     with pytest.raises(ConfigError, match=f"--packing: on needs attention .* got {got}. Take auto."):
         Actor(random_model(config), packing="on", attn_implementation=attn_implementation)
     assert not Actor(random_model(config), packing="auto", attn_implementation=attn_implementation).packs
+
+
+def test_kinds_of_layers_are_read_under_their_other_name_too():
+    """RecurrentGemma's name before transformers 5.23, which Python 3.10 does not get."""
+    assert layer_kinds(SimpleNamespace(layers_block_type=["recurrent", "attention"])) == ["recurrent", "attention"]
+    assert layer_kinds(SimpleNamespace(layer_types=None, layers_block_type=["mamba"])) == ["mamba"]
+    assert layer_kinds(CONFIGS["Llama"]) == []
 
 
 class Leaky(transformers.LlamaForCausalLM):
