@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from openkto.config import DataConfig, RunConfig, settings_for
 from openkto.config.data_checks import label_meanings, template_kwargs
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.holdout import RowChoice
 from openkto.data.row import RowSettings
 from openkto.data.sources import SourceSettings
 
@@ -43,16 +44,18 @@ def read_rows(
     tokenizer: Any,
     probs: list[float] | None,
     end_token_ids: Sequence[int],
+    choice: RowChoice | None = None,
     **more: Any,
 ) -> UnpairedPreferenceDataset:
     """Return the rows of the sources; `more` are arguments that no setting has, or that override one."""
     data = config.data
+    place = SourceSettings(split, data.dataset_config, data.dataset_revision, data.max_samples, choice)
     settings = settings_for(UnpairedPreferenceDataset, data) | {"dataset_probs": probs}
     return UnpairedPreferenceDataset(
         sources,
         tokenizer,
         row_settings=row_settings(data),
-        source_settings=SourceSettings(split, data.dataset_config, data.dataset_revision, data.max_samples),
+        source_settings=place,
         cache_dir=data.data_cache_dir,
         seed=config.train.seed,
         end_token_ids=end_token_ids,

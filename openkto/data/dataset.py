@@ -39,12 +39,11 @@ class UnpairedPreferenceDataset:
         tokenizer: a Hugging Face tokenizer, with a chat template where rows hold messages.
         max_len: tokens of prompt and completion together; stored ids are uncut, `cut` cuts them.
         row_settings: how records become rows and texts; a source's own settings go over them.
-        source_settings: which part of each source is read.
+        source_settings: which part of each source is read, and which of those rows are this data set's.
         dataset_probs: how often each source is drawn; None puts them one after the other.
         end_token_ids: where generation stops besides the tokenizer's EOS: generation_config's eos_token_id.
         cache_dir: where tokenised rows are kept; None is $OPENKTO_CACHE or ~/.cache/openkto.
         seed: of the mixing.
-        choice: which of the rows are this data set's; None takes them all.
         watch: is shown each row as it is read; cached rows are then read again.
 
     Raises DataError for what is wrong with the data, ConfigError for settings that contradict each other.
@@ -64,7 +63,6 @@ class UnpairedPreferenceDataset:
         end_token_ids: Sequence[int] = (),
         cache_dir: str | Path | None = None,
         seed: int = 42,
-        choice: RowChoice | None = None,
         watch: RowWatch | None = None,
     ) -> None:
         settings, place = row_settings or RowSettings(), source_settings or SourceSettings()
@@ -111,7 +109,7 @@ class UnpairedPreferenceDataset:
         )
         folder = cached_folder(cache_folder(cache_dir), key, build, always_builds=watch is not None)
         self._file = folder / ROWS_FILE
-        self._open(load_prepared(folder), sources, dataset_probs, seed, choice)
+        self._open(load_prepared(folder), sources, dataset_probs, seed, place.choice)
 
     def _open(
         self,

@@ -19,6 +19,7 @@ from openkto.data.arrow_files import BATCH_ROWS, read_batches
 from openkto.data.cache import cache_folder
 from openkto.data.entries import read_entry
 from openkto.data.first_bytes import check_first_bytes
+from openkto.data.holdout import RowChoice
 from openkto.data.hub_folder import files_of_split
 from openkto.data.json_files import Records
 from openkto.data.problems import Findings, data_error, shorten
@@ -103,19 +104,21 @@ class Source:
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """Which part of each source is read; an entry's own split, config and revision go over it.
+    """Which part of each source makes a data set; an entry's own split, config and revision go over it.
 
     Args:
         split: of a hub dataset or of a folder with several.
         subset: of a hub dataset with several; NAME:SUBSET names it, too.
         revision: the commit, tag or branch of hub datasets.
         max_samples: records read from each source, from its start.
+        choice: which of the rows that were read are the data set's; None takes them all.
     """
 
     split: str = "train"
     subset: str | None = None
     revision: str | None = None
     max_samples: int = 1_000_000
+    choice: RowChoice | None = None
 
 
 def find_sources(
