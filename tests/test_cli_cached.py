@@ -186,9 +186,6 @@ def test_values_of_other_weights_are_never_used(place):
 
 def test_auto_fills_the_cache_where_that_costs_no_more_forwards(place):
     argv = flags(place, *PLAIN, "--max_epochs", "2")
-    # A start that stops early needs the pairs of its steps and of the evaluation set only.
-    told([*argv, "--stop_after_steps", "1"], 1, place)
-    assert rows_in(parts(place)) <= 2 * 8 + 2 * 7
     said = told(argv, 2, place)
     assert " pairs once, no more forwards than in the loop (--ref_mode auto)" in said
     assert f"the reference is {place}/model, from the cache" in said
@@ -216,6 +213,21 @@ def test_auto_keeps_a_model_where_a_cache_would_cost_more_or_cannot_be_written(p
     assert "warning: the reference's cache is not used: --ref_cache_dir: must be a folder that can be read and" in said
     assert f"the reference is {place}/model\n" in said
     assert parts(place) == []
+
+
+def test_auto_keeps_what_a_run_has_when_it_is_resumed(place):
+    argv = flags(place, *PLAIN, "--max_epochs", "2")
+    # A start of one step makes fewer forwards than the cache of the whole run would take.
+    said = told([*argv, "--stop_after_steps", "1"], 1, place)
+    assert "reference: in the loop, for " in said
+    assert parts(place) == []
+    said = told([*argv, "--load_checkpoint"], 1, place)
+    assert f"the reference is {place}/model\n" in said
+    assert parts(place) == []
+    told(argv, 1, place)
+    assert "reference: from the cache, which holds all " in told([*argv, "--stop_after_steps", "1"], 1, place)
+    shutil.rmtree(place / "cache/ref")
+    assert f"the reference is {place}/model, from the cache" in told([*argv, "--load_checkpoint"], 1, place)
 
 
 def test_in_bfloat16_the_noise_is_measured_and_said(place):

@@ -195,7 +195,7 @@ def test_a_signal_to_one_rank_ends_all_with_75_and_a_checkpoint(place, command, 
 
 
 def test_a_time_limit_stops_with_75(place, command):
-    (code, said), _ = run_ranks(run_to_status, 2, place, [*command, "--max_time", "0:00:00:01"])
+    (code, said), _ = run_ranks(run_to_status, 2, place, [*command, "--max_time", "0:00:00:01", "--ref_mode", "model"])
     assert code == 75
     assert said.splitlines()[-1].startswith("stopped: the time limit --max_time 0:00:00:01 on rank 0: stopped after ")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from openkto.batches.loader import KTODataLoader
-from openkto.commands.reference_cost import loop_forwards, stretch_of
+from openkto.commands.reference_cost import loop_forwards
 from openkto.config import from_flat
 from tests.tiny import token_rows
 
@@ -12,26 +12,21 @@ STEPS = [8, 8, 4]
 
 
 @pytest.mark.parametrize(
-    ("first", "settings", "rows", "evaluations"),
+    ("settings", "rows", "evaluations"),
     [
-        (0, {}, 20, 1),
-        (0, {"max_epochs": 2}, 40, 2),
-        (0, {"max_epochs": 2, "eval_steps": 0}, 40, 0),
-        (0, {"max_epochs": 2, "eval_steps": 2, "eval_at_start": True}, 40, 4),  # before the first, after 2, 4 and 6
-        (0, {"max_epochs": 2, "stop_after_steps": 4}, 28, 2),  # after the epoch, and where it stops
-        (3, {"max_epochs": 2}, 20, 1),
-        (3, {"max_epochs": 2, "eval_at_start": True}, 20, 1),
-        (6, {"max_epochs": 2}, 0, 0),
-        (0, {"max_steps": 2}, 16, 1),
+        ({}, 20, 1),
+        ({"max_epochs": 2}, 40, 2),
+        ({"max_epochs": 2, "eval_steps": 0}, 40, 0),
+        ({"max_epochs": 2, "eval_steps": 2, "eval_at_start": True}, 40, 4),  # before the first, after 2, 4 and 6
+        ({"max_epochs": 2, "stop_after_steps": 4}, 28, 2),  # after the epoch, and where it stops
+        ({"max_steps": 2}, 16, 1),
         # A run that may end early surely makes two evaluations, and so two steps of eight rows.
-        (0, {"max_epochs": 2, "eval_steps": 1, "early_stop_patience": 1}, 16, 2),
-        (4, {"max_epochs": 2, "eval_steps": 1, "early_stop_patience": 1}, 8, 1),
+        ({"max_epochs": 2, "eval_steps": 1, "early_stop_patience": 1}, 16, 2),
     ],
 )
-def test_the_forwards_of_a_reference_in_the_loop(first, settings, rows, evaluations):
+def test_the_forwards_of_a_reference_in_the_loop(settings, rows, evaluations):
     config = from_flat({"pretrain": "m", "train_batch_size": 8, **settings})
     loader = KTODataLoader(token_rows([True, False] * 10), 8, 4)
     evaluated = KTODataLoader(token_rows([True] * 7), None, 4)
     assert len(loader) == len(STEPS)
-    made = stretch_of(config, loader, first)
-    assert loop_forwards(config, loader, [evaluated], made) == 2 * rows + 2 * 7 * evaluations
+    assert loop_forwards(config, loader, [evaluated]) == 2 * rows + 2 * 7 * evaluations

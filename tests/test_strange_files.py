@@ -86,7 +86,7 @@ def test_metrics_that_are_no_text_are_kept_aside_and_lines_among_them_carried_on
 
 def test_a_folder_in_the_place_of_the_metrics_is_one_sentence(tmp_path):
     put(tmp_path / METRICS, "a folder")
-    go_back(tmp_path, 1, None, train_lines=None)
+    go_back(tmp_path, 1, {}, train_lines=None)
     expected = f"--save_path: must be a folder that can be written; got '{tmp_path}' ({METRICS}: Is a directory). "
     with pytest.raises(ConfigError, match=re.escape(expected)):
         RecordFile(tmp_path / METRICS)

@@ -17,18 +17,13 @@ from openkto.batches.plan import Plan
 Sequence = tuple[list[int], list[int], list[bool]]
 
 
-def pairs_of_run(loader: KTODataLoader, total_steps: int, first_step: int = 0) -> IntArray:
-    """Return the different pairs of a run's first steps, [P, 2]: whose prompt and whose completion, in the data set.
-
-    Args:
-        first_step: the steps before it, which were made, are left out.
-    """
+def pairs_of_run(loader: KTODataLoader, total_steps: int) -> IntArray:
+    """Return the different pairs of a run's first steps, [P, 2]: whose prompt and whose completion, in the data set."""
     data, n = loader.dataset, loader.num_rows
     codes = np.zeros(0, dtype=np.int64)
-    steps = max(len(loader), 1)
-    for epoch in range(first_step // steps, -(-total_steps // steps)):
+    for epoch in range(-(-total_steps // max(len(loader), 1))):
         order, found = loader.order(epoch), [codes]
-        for b in range(max(0, first_step - epoch * steps), min(len(loader), total_steps - epoch * steps)):
+        for b in range(min(len(loader), total_steps - epoch * len(loader))):
             index_N = order[loader.bounds[b] : loader.bounds[b + 1]]
             found.append(index_N * n + index_N)
             if loader.needs_mismatched:
@@ -56,7 +51,7 @@ def plan_pairs(loader: KTODataLoader, pairs_P2: IntArray) -> Plan:
 
 
 def sequence_key(prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]) -> bytes:
-    """Return 16 bytes that tell a pair by all that its log-probability depends on besides the model."""
+    """Return 16 bytes that tell a pair by all that its log-probability depends on beside the model."""
     mask = [False] * len(prompt_ids) + completion_mask
     return _digest(np.array(prompt_ids + completion_ids, dtype=np.int64), np.array(mask, dtype=np.bool_))
 

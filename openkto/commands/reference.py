@@ -8,7 +8,7 @@ from typing import Any
 
 from openkto.batches.loader import KTODataLoader
 from openkto.commands.build import check_reference, load_actor, measure_micro_batches
-from openkto.commands.reference_cost import loop_forwards, stretch_of
+from openkto.commands.reference_cost import loop_forwards
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
 from openkto.distributed.strategy import DeepspeedStrategy
@@ -34,7 +34,7 @@ def cached_reference(
     model: str,
     watchdog: Watchdog,
     stop: StopRequest,
-    first_step: int = 0,
+    resumed: dict[str, Any] | None = None,
 ) -> CachedReference | None:
     """Return the cached reference, filled and checked, or nothing where the run takes another; all ranks must call it.
 
@@ -44,7 +44,7 @@ def cached_reference(
         loaders: of the training rows, then of each evaluation set.
         identity: from `identity_of_command`.
         model: the reference's name.
-        first_step: the steps that the run has made.
+        resumed: what the checkpoint that is resumed from keeps of the run.
 
     Raises:
         ConfigError: the cache cannot be read or written, or its values are not this model's. With --ref_mode auto that
@@ -59,7 +59,7 @@ def cached_reference(
             cache = open_cache(config, strategy, loaders, identity)
             cache.look_up()
         else:
-            chosen = choose_cache(config, strategy, loaders, identity, first_step)
+            chosen = choose_cache(config, strategy, loaders, identity, resumed)
             if chosen is None:
                 return None
             cache = chosen
@@ -73,18 +73,29 @@ def cached_reference(
 
 
 def choose_cache(
-    config: RunConfig, strategy: DeepspeedStrategy, loaders: list[KTODataLoader], identity: dict[str, Any], first: int
+    config: RunConfig,
+    strategy: DeepspeedStrategy,
+    loaders: list[KTODataLoader],
+    identity: dict[str, Any],
+    resumed: dict[str, Any] | None,
 ) -> ReferenceCache | None:
-    """Return the cache for the steps of this start where it costs no more than a model in the loop; say which."""
+    """Return the cache where it costs no more forwards than a model in the loop; say which.
+
+    A run that is resumed keeps what it has, so that it goes on to the same bits.
+    """
+    was_cached = None if resumed is None else resumed.get("is_cached")
+    if was_cached is False:
+        return None
     train = config.train
     loader, eval_loaders = loaders[0], loaders[1:] if train.eval_steps != 0 or train.eval_at_start else []
-    made = stretch_of(config, loader, first)
-    cache = open_cache(config, strategy, [loader, *eval_loaders], identity, steps=(made.first, made.last))
+    cache = open_cache(config, strategy, [loader, *eval_loaders], identity)
     cache.look_up()
-    cost, in_loop = cache.num_forwards, loop_forwards(config, loader, eval_loaders, made)
+    cost, in_loop = cache.num_forwards, loop_forwards(config, loader, eval_loaders)
     if cache.num_missing == 0:
         log.info("reference: from the cache, which holds all %d pairs (--ref_mode auto)", cache.num_needed)
-    elif cost > in_loop:
+    elif resumed is not None and not was_cached:
+        return None  # a run of an earlier version, which filled no cache by itself
+    elif resumed is None and cost > in_loop:
         log.info(
             "reference: in the loop, for %d forwards of rows or more; a cache would take %d (--ref_mode auto)",
             in_loop,
@@ -95,17 +106,9 @@ def choose_cache(
 
 
 def open_cache(
-    config: RunConfig,
-    strategy: DeepspeedStrategy,
-    loaders: list[KTODataLoader],
-    identity: dict[str, Any],
-    steps: tuple[int, int] | None = None,
+    config: RunConfig, strategy: DeepspeedStrategy, loaders: list[KTODataLoader], identity: dict[str, Any]
 ) -> ReferenceCache:
-    """Return the cache of this run's reference, in a folder of everything beside tokens that its values depend on.
-
-    Args:
-        steps: those that it is to serve, from after the first number to the second; None is the whole run.
-    """
+    """Return the cache of this run's reference, in a folder of everything beside tokens that its values depend on."""
     about = {
         "format": FORMAT_VERSION,
         "model files": identity["reference_files"],
@@ -122,8 +125,8 @@ def open_cache(
     root = config.model.ref_cache_dir
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     folder = (default_cache_dir() / "ref" if root is None else Path(root).expanduser()) / name
-    first, last = steps or (0, total_steps(len(loaders[0]), config.train.max_epochs, config.train.max_steps))
-    return ReferenceCache(folder, about, strategy, loaders, last, first)
+    steps = total_steps(len(loaders[0]), config.train.max_epochs, config.train.max_steps)
+    return ReferenceCache(folder, about, strategy, loaders, steps)
 
 
 def fill_and_check(

@@ -103,7 +103,7 @@ def _say_of_thread(failed: threading.ExceptHookArgs) -> None:
 
 def _is_on(name: str, argv: list[str]) -> bool:
     """Return whether a switch is given, before the command line is read."""
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         flag, _, value = word.partition("=")
         if flag == f"--{name}":
             return BOOLEANS.get((value or following).lower(), True)

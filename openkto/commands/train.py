@@ -116,8 +116,8 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     all_loaders = [loader, *eval_loaders.values()]
     if found is not None and is_done(config, checkpoints, found, identity, loader):
         return True
-    done = 0 if found is None else found.state["run"]["step"]
-    cached = cached_reference(config, strategy, all_loaders, identity, models.reference, watchdog, stop, done)
+    resumed = None if found is None else found.state["run"]
+    cached = cached_reference(config, strategy, all_loaders, identity, models.reference, watchdog, stop, resumed)
     watchdog.phase("loading the models")
     actor, ref_actor = load_models(config, strategy, models, is_cached=cached is not None, trains=True)
     watchdog.phase("preparing the models")

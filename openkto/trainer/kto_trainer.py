@@ -34,7 +34,7 @@ from openkto.trainer.forwards import forward_with_gradient, forward_without_grad
 from openkto.trainer.identity import check_same_on_all_ranks, identity_of
 from openkto.trainer.planning import plan_for
 from openkto.trainer.protocols import TrainingStrategy
-from openkto.trainer.reference import make_reference
+from openkto.trainer.reference import CachedReference, make_reference
 from openkto.trainer.reporter import Reporter, StepReport, counts_of
 from openkto.trainer.run_state import RunState
 from openkto.trainer.saving import RunSaver, open_checkpoints
@@ -149,7 +149,7 @@ class KTOTrainer:
         ending = self.ending = Ending(total_steps, args.stop_after_steps, args.keep_best, args.early_stop_patience)
         saver = self._make_saver(args, total_steps)
         run, resumed = saver.begin(consumed_samples)
-        self.run = run
+        self.run, run.is_cached = run, isinstance(self.reference, CachedReference)
         run.is_evaluated &= resumed is not None or self.samples is None
         self.stop.begin_training()
         sizes = (self.num_parameters, self.num_trainable, self.work)

@@ -49,8 +49,7 @@ class ReferenceCache:
         folder: only of this reference model; the first rank writes it, all read it.
         about: what the values are of, written beside them.
         loaders: of the training rows and of each evaluation set.
-        total_steps: of the training run, or those that it is to serve.
-        first_step: the steps before it were made, and need nothing.
+        total_steps: of the training run.
 
     Raises:
         ConfigError: the folder cannot be read, or is not the same on every rank.
@@ -63,20 +62,16 @@ class ReferenceCache:
         strategy: CacheStrategy,
         loaders: list[KTODataLoader],
         total_steps: int,
-        first_step: int = 0,
     ) -> None:
         self.folder, self.about, self.strategy, self.loaders = folder, about, strategy, loaders
-        self.total_steps, self.first_step = total_steps, first_step
+        self.total_steps = total_steps
         self.values = self._read()
         self.needed: list[IntArray] = []  # of each loader, [P, 2], whose prompt and whose completion
         self.missing: list[IntArray] = []  # of them, those without a value
 
     def look_up(self) -> None:
         """Find out what the run needs, and what of it is missing."""
-        self.needed = [
-            pairs_of_run(loader, self.total_steps, self.first_step) if loader.shuffle else pairs_of_run(loader, 1)
-            for loader in self.loaders
-        ]
+        self.needed = [pairs_of_run(loader, self.total_steps if loader.shuffle else 1) for loader in self.loaders]
         self.missing = [self._find_missing(*needed) for needed in zip(self.loaders, self.needed, strict=True)]
 
     @property
