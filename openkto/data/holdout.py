@@ -27,7 +27,10 @@ SHOWN = 5  # rows that an error names
 class RowChoice(Protocol):
     """Says which of a data set's rows are meant."""
 
-    is_said: bool  # whether what there is to say of the whole data set is said with these rows
+    @property
+    def is_said(self) -> bool:
+        """Whether what there is to say of the whole data set is said with these rows."""
+        ...
 
     def mask(self, name: str, rows: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return which rows are meant, [n], by their numbers and their prompts' digests."""
