@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from openkto.config import SECTIONS, default_text, settings
-from openkto.config.flags import MERGE, TITLES, TRAIN_ONLY, RunOptions
+from openkto.config.flags import MERGE, PLAN_ONLY, TITLES, TRAIN_ONLY, RunOptions
 from openkto.config.values import in_bounds, is_list, kind_of, rule
 
 HEAD = """# Flags
@@ -49,7 +49,8 @@ def page() -> str:
         header,
     ]
     options = [item for item in dataclasses.fields(RunOptions) if item.metadata]
-    one = {"output": "evaluate, inspect", "json": "inspect", "openrlhf_defaults": "train"}
+    one = {"output": "evaluate, inspect", "json": "inspect, plan", "openrlhf_defaults": "train"}
+    one |= dict.fromkeys(PLAN_ONLY, "plan")
     lines += [row(item, one.get(item.name, "both")) for item in options]
     lines += ["", "## What differs from OpenRLHF 0.9\n"]
     lines += ["Its 65 flags keep their names and meaning; these defaults differ.\n"]

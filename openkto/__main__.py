@@ -9,6 +9,7 @@ from openkto.commands import (
     evaluate,
     inspect,
     merge_lora,
+    plan,
     precompute_reference,
     push,
     report,
@@ -21,6 +22,7 @@ from openkto.errors import ConfigError
 
 COMMANDS = {
     "inspect": inspect.main,
+    "plan": plan.main,
     "train": train.main,
     "precompute_reference": precompute_reference.main,
     "evaluate": evaluate.main,

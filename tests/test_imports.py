@@ -24,6 +24,7 @@ ALLOWED = {
     "report": {"batches", "config", "distributed", "files", "models"},
     "trainer": {"batches", "config", "data", "distributed", "files", "models", "process", "report"},
     "inspection": {"config", "data", "report"},
+    "planning": {"batches", "distributed", "models", "report"},
     "pages": {"config", "data", "files", "inspection", "report"},
     "commands": {
         "batches",
@@ -34,6 +35,7 @@ ALLOWED = {
         "inspection",
         "models",
         "pages",
+        "planning",
         "process",
         "report",
         "trainer",
@@ -102,7 +104,7 @@ def test_the_names_that_users_import_are_there():
     assert all(callable(name) for name in (*named, FitArgs, KTOTrainer, create_scheduler))
 
 
-@pytest.mark.parametrize("command", ["inspect", "train", "evaluate", "report", "merge_lora"])
+@pytest.mark.parametrize("command", ["inspect", "plan", "train", "evaluate", "report", "merge_lora"])
 def test_help_and_wrong_flags_need_no_heavy_package(command):
     code = (
         "import sys; from openkto.__main__ import dispatch\n"

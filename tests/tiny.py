@@ -11,11 +11,13 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openkto.batches.loader import KTODataLoader
+from openkto.batches.pairs import cut_pairs, pairs_of_run, sequence_key
 from openkto.config import LOSSES
 from openkto.data.truncation import cut
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.models import Actor
 from openkto.trainer import FitArgs, KTOTrainer
+from openkto.trainer.reference import CachedReference
 from openkto.trainer.schedule import create_scheduler
 
 VOCABULARY = 61
@@ -228,13 +230,14 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         "use_reentrant": more.pop("use_reentrant", False),
         "compile_backend": more.pop("compile_backend", None),
     }
-    is_own_reference = more.pop("ref_mode", "model") == "adapter"
+    ref_mode = more.pop("ref_mode", "model")
+    is_own_reference = ref_mode == "adapter"
     source, reference = (model or tiny_llama)(), None
     loading = {"dtype": strategy.load_dtype} if isinstance(source, str) else {}
     with strategy.model_loading():
         actor = Actor(source, **settings, **loading, lora=more.pop("lora", None), keeps_start=is_own_reference)
         other = more.pop("reference", None) or model or tiny_llama
-        if not is_own_reference:
+        if ref_mode == "model":
             reference = Actor(other(), **loading)
     if not loading:
         actor, reference = (m and m.to(strategy.load_dtype) for m in (actor, reference))
@@ -249,6 +252,9 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
     schedule = more.pop("schedule", "constant")
     scheduler = create_scheduler(optimizer, schedule, total_steps=steps, warmup_ratio=more.pop("warmup_ratio", 0.0))
     (engine, optimizer, scheduler), reference = strategy.prepare((actor, optimizer, scheduler), reference)
+    if ref_mode == "cached":  # as if the reference gave every completion the probability 1
+        pairs = cut_pairs(rows, pairs_of_run(loader, steps))
+        reference = CachedReference({sequence_key(*pair): 0.0 for pair in pairs}, strategy.device)
     trainer = KTOTrainer(
         model=engine, ref_model=reference, tokenizer=None, strategy=strategy, optim=optimizer, train_dataloader=loader,
         scheduler=scheduler, beta=beta, **more,

@@ -123,7 +123,8 @@ def _set_up_logging(*, is_verbose: bool) -> None:
             os.environ.setdefault(f"{library}_VERBOSITY", "error")
     # DeepSpeed's calls into torch.distributed, which its users can do nothing about.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    # peft's questions to transformers under an old name.
-    warnings.filterwarnings("ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated")
+    # peft's questions to transformers, and ours, under old names.
+    old = "`(is_gradient_checkpointing|gradient_checkpointing_enable|gradient_checkpointing_disable)` is deprecated"
+    warnings.filterwarnings("ignore", category=FutureWarning, message=old)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

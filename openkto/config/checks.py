@@ -47,7 +47,8 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
             _fail(place("load_checkpoint"), "must be a checkpoint's folder", "true", "Name it, as .../global_step12.")
         return []
     check_data(config.data, place)
-    _check_packages(config, place)
+    if command != "plan":  # which may be made for another machine
+        _check_packages(config, place)
     check_engine(config, place)
     if config.lora.load_in_4bit and config.deepspeed.zero_stage == 3:
         _fail(

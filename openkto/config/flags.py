@@ -29,16 +29,18 @@ from openkto.config import (
 )
 from openkto.config.checks import check
 from openkto.config.foreign_flags import advice_on
+from openkto.config.option import LARGE
 from openkto.config.run_file import describe, run_file_of, settings_of_run
 from openkto.config.values import Given, Raw, convert, is_list, kind_of, rule
 from openkto.errors import ConfigError
 from openkto.process.limits import check_plain
 
-Command = Literal["inspect", "train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
+Command = Literal["inspect", "plan", "train", "precompute_reference", "evaluate", "merge_lora", "convert_checkpoint"]
 
 # What must be given.
 REQUIRED: dict[Command, tuple[str, ...]] = {
     "inspect": ("pretrain", "dataset"),
+    "plan": ("pretrain",),
     "train": ("pretrain", "dataset"),
     "precompute_reference": ("pretrain", "dataset"),
     "evaluate": ("pretrain", "eval_dataset"),
@@ -50,6 +52,8 @@ REQUIRED: dict[Command, tuple[str, ...]] = {
 DESCRIPTIONS: dict[str, str] = {
     "inspect": "Look through the rows before a run: lengths, duplicates, bad rows, likely label errors. "
     "Takes the run's own flags, loads no model and trains nothing.",
+    "plan": "Say what a run will take: memory by part, time, and which settings fit. Takes the run's own flags, which "
+    "stay; the others are searched. Loads no weights.",
     "train": "Train a language model from thumbs-up / thumbs-down rows with KTO.",
     "precompute_reference": "Compute the reference's log-probabilities ahead of a training run with --ref_mode cached. "
     "Give it the run's own flags.",
@@ -94,6 +98,7 @@ SWITCH = {"nargs": "?", "const": "true"}
 # What `evaluate` does not use.
 TRAIN_ONLY = {name for name in settings() if option_of(name).train_only} | {"openrlhf_defaults"}
 
+PLAN_ONLY = {"gpus", "gpu_memory", "tflops"}
 # All that the commands take which make one folder out of another.
 MERGE = {
     *("pretrain", "save_path", "overwrite", "export_dtype", "trust_remote_code", "disable_fast_tokenizer"),
@@ -135,6 +140,17 @@ class RunOptions:
         is_path=True,
     )
     json: bool = option(False, "print the results as JSON")
+    gpus: int | None = option(
+        None, "plan for N GPUs", "GPUs", at_least=1, below=LARGE, default_text="those of this machine, or its CPU"
+    )
+    gpu_memory: float | None = option(None, "the memory of each", "GiB", above=0, default_text="that of the GPU here")
+    tflops: float | None = option(
+        None,
+        "what one of them computes in a second in such a run",
+        "1e12 FLOP/s",
+        above=0,
+        default_text="40% of a known GPU's peak; measured on this CPU; else no time is given",
+    )
     given: frozenset[str] = frozenset()  # the settings given by flag or file
     note: str | None = None  # what was not given and was found beside the model
     warnings: tuple[str, ...] = ()  # allowed, but worth a second look
@@ -236,11 +252,14 @@ def _offered(command: Command) -> set[str]:
     if command in ALL_OF:
         return ALL_OF[command]
     names = settings().keys() | {item.name for item in dataclasses.fields(RunOptions) if item.metadata}
-    if command == "evaluate":
-        return names - TRAIN_ONLY - {"json"}
-    if command == "inspect":
-        return names - {"check", "openrlhf_defaults"}
-    return names - ({"output", "json"} if command == "train" else {"output", "json", "openrlhf_defaults"})
+    lacks: dict[Command, set[str]] = {
+        "inspect": {"check", "openrlhf_defaults"},
+        "plan": {"check", "preview", "output", "openrlhf_defaults"},
+        "train": {"output", "json"},
+        "evaluate": TRAIN_ONLY | {"json"},
+        "precompute_reference": {"output", "json", "openrlhf_defaults"},
+    }
+    return names - lacks[command] - (set() if command == "plan" else PLAN_ONLY)
 
 
 def _check_names(argv: list[str], command: Command) -> None:

@@ -1,16 +1,14 @@
 """A model without its weights, on the meta device: for the names and sizes of its layers."""
 
-from typing import Any
-
 import peft
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from openkto.config import LoraConfig, is_adapter_folder
-from openkto.models.adapter import add_lora, quiet_peft, read_adapter_config
+from openkto.config import LoraConfig, PackingChoice, is_adapter_folder
+from openkto.models.actor import Actor
+from openkto.models.adapter import quiet_peft, read_adapter_config
 from openkto.models.experts import expert_banks
 from openkto.models.loading import load_config
-from openkto.models.lora_targets import describe_targets
 from openkto.models.revision import split_revision
 
 
@@ -29,21 +27,41 @@ def has_experts(config: PretrainedConfig, trust_remote_code: bool = False) -> bo
     return bool(expert_banks(empty_model(config, trust_remote_code)))
 
 
+def empty_actor(
+    pretrain: str,
+    settings: LoraConfig,
+    trust_remote_code: bool = False,
+    *,
+    dtype: torch.dtype = torch.float32,
+    packing: PackingChoice = "auto",
+    attn_implementation: str = "auto",
+) -> Actor:
+    """Return the policy that training makes of a model or an adapter's folder, without its weights.
+
+    Raises:
+        ConfigError: as `load_config`, `Actor` and `read_adapter_config`.
+    """
+    model = empty_model(load_config(pretrain, trust_remote_code), trust_remote_code)
+    model.to(dtype=dtype)  # type: ignore[call-arg]
+    is_adapter = is_adapter_folder(pretrain)
+    with torch.device("meta"), quiet_peft():
+        lora = LoraConfig() if is_adapter else settings
+        actor = Actor(model, packing=packing, attn_implementation=attn_implementation, lora=lora)
+        if is_adapter:
+            known = read_adapter_config(pretrain)
+            known.inference_mode = False
+            actor.model = peft.get_peft_model(model, known, autocast_adapter_dtype=False)
+    return actor
+
+
 def describe_adapter(pretrain: str, settings: LoraConfig, trust_remote_code: bool = False) -> str:
     """Say what the adapter will change that training puts on a model, or starts from, and how much of it trains.
 
     Raises:
-        ConfigError: as `add_lora` and `read_adapter_config`.
+        ConfigError: as `empty_actor`.
     """
-    model = empty_model(load_config(pretrain, trust_remote_code), trust_remote_code)
-    with torch.device("meta"), quiet_peft():
-        if is_adapter_folder(pretrain):
-            known = read_adapter_config(pretrain)
-            known.inference_mode = False
-            adapted: Any = peft.get_peft_model(model, known, autocast_adapter_dtype=False)
-        else:
-            adapted = add_lora(model, settings)
-    parameters = list(adapted.parameters())
+    actor = empty_actor(pretrain, settings, trust_remote_code)
+    parameters = list(actor.parameters())
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     whole = sum(parameter.numel() for parameter in parameters)
-    return f"{describe_targets(adapted)}; {trained} parameters train, of {whole}"
+    return f"{actor.describe_adapter()}; {trained} parameters train, of {whole}"

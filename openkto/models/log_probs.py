@@ -124,7 +124,9 @@ class _LinearLogProbs(torch.autograd.Function):
         ctx.save_for_backward(hidden_KH, weight_VH, bias_V, token_K, normaliser_K)
         ctx.logit_map, ctx.chunk, ctx.backend = logit_map, chunk, backend
         device = hidden_KH.device.type
-        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_KH.dtype
+        # The meta device, on which memory is counted, has no autocast to ask about.
+        has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        ctx.dtype = torch.get_autocast_dtype(device) if has_autocast else hidden_KH.dtype
         return log_prob_K
 
     @staticmethod

@@ -1,0 +1,311 @@
+"""`openkto plan`, `cli/plan.py`: what a run will take before it starts, and which settings fit.
+
+The flags that are given stay; the others are searched. Of the model only its configuration is read, of the rows their
+lengths.
+"""
+
+import json
+import logging
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from openkto.config import (
+    LoraConfig,
+    RunConfig,
+    is_adapter_folder,
+    may_be_cached,
+    policy_name,
+    ref_is_adapter,
+    reference_name,
+    settings_for,
+    trains_adapter,
+)
+from openkto.config.flags import PLAN_ONLY, RunOptions, parse
+from openkto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openkto.batches.loader import KTODataLoader
+    from openkto.models import Actor
+    from openkto.planning.machine import Machine
+    from openkto.planning.memory import Reference, Way
+    from openkto.planning.plan import Plan
+    from openkto.planning.ways import Choice, Trains
+
+log = logging.getLogger(__name__)
+
+LORA_RANK = 16  # of the adapter that is looked at where no rank is given
+SMALLER = (4, 2, 1)  # rows in a micro-batch that are tried where the default's do not fit
+GPUS_OF_A_NODE = 8
+CHECKPOINTING = {"none": "false", "selective": "selective", "whole": "true"}
+
+
+def main(argv: list[str]) -> None:
+    """Print the plan of the training run of the command line.
+
+    Raises:
+        OpenKTOError: something that the user can act on; nothing fits.
+    """
+    config, options = parse(argv, "plan")
+    for line in options.warnings:
+        log.warning("warning: %s", line)
+    plan = make_plan(config, options, argv)
+    from openkto.planning.plan import as_json, as_text
+
+    print(json.dumps(as_json(plan), indent=2) if options.json else as_text(plan))
+    if plan.choice is None:
+        raise ConfigError(
+            f"openkto plan: the run must fit into {plan.machine.ranks} x {plan.machine.room / 2**30:.1f} GiB; got "
+            f"settings of which none does. {plan.nearest_in_words()} Take more or larger GPUs, a smaller model or "
+            "--max_len, or leave flags out that are given."
+        )
+
+
+def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan":
+    """Return the plan of a run.
+
+    Args:
+        argv: the command line, whose words the recommended command repeats.
+
+    Raises:
+        ConfigError, DataError: the model, the rows or the machine are not as they must be.
+    """
+    # Only now what takes seconds to import, so that a wrong flag is answered at once.
+    from openkto.planning.machine import find_machine
+    from openkto.planning.memory import Way
+    from openkto.planning.plan import Plan
+    from openkto.planning.ways import best, choices, count_sizes
+    from openkto.planning.work import largest_shapes, mean_step
+    from openkto.report.flops import forward_work
+    from openkto.trainer.schedule import total_steps
+
+    _check(config)
+    machine = find_machine(options.gpus, options.gpu_memory, options.tflops)
+    precision = config.model.param_dtype or ("bf16" if machine.device == "cuda" else "fp32")
+    actors = _policies(config, options, precision)
+    rows, rows_are = _rows(config)
+    works = {trains: forward_work(actor) for trains, actor in actors.items()}
+    other = _other_reference(config)
+    found: list[Choice] = []
+    for limit in _limits(config, options):
+        loaders = {trains: _loader(config, machine, rows, limit, actor) for trains, actor in actors.items()}
+        shapes = {trains: largest_shapes(loader) for trains, loader in loaders.items()}
+        sizes = {
+            trains: count_sizes(
+                actor,
+                shapes[trains],
+                machine.device,
+                reference=_elements(other or actor, has_adapter=other is None),
+                in_4_bits=config.lora.load_in_4bit,
+            )
+            for trains, actor in actors.items()
+        }
+        base = Way(
+            zero_stage=0,
+            ranks=machine.ranks,
+            precision=precision,
+            device=machine.device,
+            grad_accum_dtype=config.deepspeed.grad_accum_dtype or "fp32",
+            options=_zero_options(config),
+        )
+        references = {trains: _references(config, trains) for trains in actors}
+        found = choices(sizes, base, references, lambda trains, way: _allows(config, options, way))
+        choice = best(found, machine.room)
+        if choice is not None:
+            break
+    steps = {
+        trains: mean_step(
+            loader,
+            works[trains],
+            forward_work(other) if other is not None else forward_work(actors[trains], adapter_off=trains == "LoRA"),
+        )
+        for trains, loader in loaders.items()
+    }
+    per_epoch = len(next(iter(loaders.values())))
+    num_steps = total_steps(per_epoch, config.train.max_epochs, config.train.max_steps)
+    return Plan(
+        name=policy_name(config.model),
+        machine=machine,
+        precision=precision,
+        rows=rows_are,
+        shapes=shapes,
+        sizes=sizes,
+        steps=steps,
+        num_steps=num_steps if config.data.dataset or config.train.max_steps else None,
+        steps_per_epoch=per_epoch,
+        found=found,
+        choice=choice,
+        command="" if choice is None else _command(argv, config, options, machine, choice, limit),
+    )
+
+
+def _check(config: RunConfig) -> None:
+    """Refuse what the model of memory does not know."""
+    for name in ("tensor_parallel_size", "sequence_parallel_size"):
+        size = vars(config.deepspeed)[name]
+        if size > 1:
+            raise ConfigError(f"--{name}: must be 1 for a plan, which does not know it yet; got {size}. Leave it out.")
+    if config.deepspeed.ds_config is not None:
+        log.warning("warning: --ds_config: the plan does not read the file.")
+    if config.model.use_liger_kernel or config.model.torch_compile:
+        log.warning("warning: the plan is for the model's own layers; compiled or fused ones take less memory.")
+
+
+def _policies(config: RunConfig, options: RunOptions, precision: str) -> "dict[Trains, Actor]":
+    """Return the policies that the given flags leave open, on the meta device."""
+    from openkto.models.empty import empty_actor
+    from openkto.models.loading import DTYPES
+
+    wanted: dict[Trains, LoraConfig] = {}
+    if trains_adapter(config):
+        wanted["LoRA"] = config.lora
+    else:
+        wanted["full"] = config.lora
+        if "lora_rank" not in options.given:
+            wanted["LoRA"] = replace(config.lora, lora_rank=LORA_RANK)
+    settings: dict[str, Any] = {"dtype": DTYPES[precision], **_kernels(config)}
+    name, trusts = policy_name(config.model), config.model.trust_remote_code
+    return {trains: empty_actor(name, lora, trusts, **settings) for trains, lora in wanted.items()}
+
+
+def _kernels(config: RunConfig) -> dict[str, Any]:
+    return {"packing": config.model.packing, "attn_implementation": config.model.attn_implementation}
+
+
+def _other_reference(config: RunConfig) -> "Actor | None":
+    """Return the reference's model where that is not the policy's."""
+    from openkto.models.empty import empty_actor
+
+    name = reference_name(config.model)
+    if name == policy_name(config.model) and not is_adapter_folder(name):
+        return None
+    return empty_actor(name, LoraConfig(), config.model.trust_remote_code, **_kernels(config))
+
+
+def _elements(actor: "Actor", *, has_adapter: bool) -> int:
+    """Return the parameters of a reference; the policy's own, without its adapter, where it is the policy's model."""
+    return sum(p.numel() for p in actor.parameters() if not (has_adapter and actor.has_adapter and p.requires_grad))
+
+
+def _references(config: RunConfig, trains: "Trains") -> "tuple[Reference, ...]":
+    has_adapter = trains == "LoRA"
+    if ref_is_adapter(config.model, has_adapter=has_adapter):
+        return ("adapter",)
+    if config.model.ref_mode == "model" or not may_be_cached(config, has_adapter=has_adapter):
+        return ("model",)
+    return ("cached",) if config.model.ref_mode == "cached" else ("cached", "model")
+
+
+def _zero_options(config: RunConfig) -> Any:
+    from openkto.distributed.zero_options import ZeroOptions
+
+    return ZeroOptions(**settings_for(ZeroOptions, config.deepspeed))
+
+
+def _allows(config: RunConfig, options: RunOptions, way: "Way") -> bool:
+    """Return whether a way is what the given flags say, as far as they say it."""
+    own, given = config.deepspeed, options.given
+    asked = {
+        "zero_stage": (own.zero_stage, way.zero_stage),
+        "adam_offload": (own.adam_offload, way.options.adam_offload),
+        "param_offload": (own.param_offload, way.options.param_offload),
+        "gradient_checkpointing": (
+            str(config.model.gradient_checkpointing).lower(),
+            CHECKPOINTING[way.recomputation],
+        ),
+    }
+    if any(name in given and wanted != has for name, (wanted, has) in asked.items()):
+        return False
+    if own.zpg > 1 and way.zero_stage < 3:
+        return False
+    if way.precision == "fp16" and way.zero_stage == 0:
+        return False
+    if config.lora.load_in_4bit and way.zero_stage == 3:
+        return False
+    return not (config.model.torch_compile and way.recomputation == "selective")
+
+
+def _rows(config: RunConfig) -> tuple[Any, str]:
+    """Return the rows to train on, or assumed ones, and what they are in words."""
+    from openkto.planning.work import EqualRows
+
+    longest = config.data.max_len
+    if not config.data.dataset:
+        rows = EqualRows(config.train.train_batch_size, longest)
+        return rows, f"none are given: each is assumed to have --max_len {longest} tokens, half of them scored"
+    from openkto.commands.data import training_set
+    from openkto.commands.rows import load_tokenizer_of
+
+    found = training_set(config, load_tokenizer_of(config, policy_name(config.model)))
+    lengths = found.cut_lengths(found.prompt_lengths, found.completion_lengths)
+    return found, f"{len(found)}, {lengths.mean():.0f} tokens in the mean, {lengths.max()} at most, --max_len {longest}"
+
+
+def _limits(config: RunConfig, options: RunOptions) -> Iterator[int | None]:
+    """Yield the rows of a micro-batch to try: as the flags say, then fewer where they leave it open."""
+    yield config.train.micro_train_batch_size
+    if not options.given & {"micro_train_batch_size", "max_tokens_per_micro_batch"}:
+        yield from SMALLER
+
+
+def _loader(config: RunConfig, machine: "Machine", rows: Any, limit: int | None, actor: "Actor") -> "KTODataLoader":
+    """Return the run's loader, told of the model as in training."""
+    from openkto.batches.loader import WITHOUT_GRADIENT, KTODataLoader
+    from openkto.trainer.planning import plan_for
+
+    tokens = config.train.max_tokens_per_micro_batch
+    loader = KTODataLoader(
+        rows,
+        config.train.train_batch_size,
+        # What is measured on a GPU fits by itself, if one row does.
+        1 if tokens == "auto" else limit,
+        world_size=machine.ranks,
+        seed=config.train.seed,
+        max_tokens_per_micro_batch=tokens if isinstance(tokens, int) else None,
+        needs_mismatched=config.loss.facts.needs_z_ref,
+        larger_without_gradient=WITHOUT_GRADIENT[machine.device],
+    )
+    plan_for([loader], actor)
+    return loader
+
+
+def _command(
+    argv: list[str], config: RunConfig, options: RunOptions, machine: "Machine", choice: "Choice", limit: int | None
+) -> str:
+    """Return what starts the run: the given words, and the flags that were chosen."""
+    way, given = choice.way, options.given
+    chosen = {
+        "dataset": None if config.data.dataset else "ROWS",
+        "lora_rank": LORA_RANK if choice.trains == "LoRA" and not trains_adapter(config) else None,
+        "zero_stage": way.zero_stage,
+        "gradient_checkpointing": None if way.recomputation == "none" else CHECKPOINTING[way.recomputation],
+        "ref_mode": way.reference if way.reference in ("cached", "model") else None,
+        "adam_offload": "true" if way.options.adam_offload else None,
+        "param_offload": "true" if way.options.param_offload else None,
+        "micro_train_batch_size": limit,
+    }
+    words = _launcher(machine) + _without_plan(argv)
+    for name, value in chosen.items():
+        if value is not None and name not in given:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _launcher(machine: "Machine") -> list[str]:
+    if machine.ranks == 1:
+        return ["openkto", "train"]
+    nodes = -(-machine.ranks // GPUS_OF_A_NODE)
+    launcher = ["deepspeed"] + (["--num_nodes", str(nodes)] if nodes > 1 else [])
+    return [*launcher, "--num_gpus", str(min(machine.ranks, GPUS_OF_A_NODE)), "--module", "openkto", "train"]
+
+
+def _without_plan(argv: list[str]) -> list[str]:
+    """Return the words that `openkto train` takes too."""
+    own, kept, is_left_out = PLAN_ONLY | {"json"}, [], False
+    for word in argv:
+        if word.startswith("--"):
+            is_left_out = word[2:].partition("=")[0] in own
+        if not is_left_out:
+            kept.append(word)
+    return kept

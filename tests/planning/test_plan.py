@@ -1,0 +1,69 @@
+"""`openkto plan`: what it prints, what given flags do to it, and its answers to bad input."""
+
+import json
+
+import pytest
+
+from openkto.commands.plan import main
+from openkto.errors import ConfigError
+from tests.text_rows import write_model, write_rows
+
+
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
+    write_model(tmp_path / "model")
+    (tmp_path / "model/model.safetensors").unlink()  # a configuration is enough
+    write_rows(tmp_path / "rows.jsonl", 40)
+    return ["--pretrain", str(tmp_path / "model"), "--dataset", str(tmp_path / "rows.jsonl")]
+
+
+def plan_of(words, capsys):
+    main([*words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_names_parts_time_and_the_command(words, capsys):
+    machine = ["--gpus", "8", "--gpu_memory", "80", "--tflops", "100"]
+    found = plan_of([*words, *machine, "--train_batch_size", "8"], capsys)
+    chosen = found["recommended"]
+    assert found["steps"] == 5
+    assert sum(chosen["parts"].values()) == pytest.approx(chosen["bytes"])
+    assert min(chosen["seconds_a_step"], chosen["hours"]) > 0
+    assert {one["zero_stage"] for one in found["choices"]} == {0, 1, 2, 3}
+    assert found["command"] == (
+        f"deepspeed --num_gpus 8 --module openkto train {' '.join(words)} --train_batch_size 8 --zero_stage 1 "
+        "--ref_mode cached"
+    )
+    main([*words, *machine, "--train_batch_size", "8"])
+    assert "recommended: all parameters, ZeRO 1, reference: cached" in capsys.readouterr().out
+
+
+def test_given_flags_stay_and_are_not_repeated(words, capsys):
+    given = ["--zero_stage", "3", "--gradient_checkpointing", "--lora_rank", "4"]
+    found = plan_of([*words, "--gpus", "2", "--gpu_memory", "80", *given], capsys)
+    kinds = {(one["trains"], one["zero_stage"], one["gradient_checkpointing"]) for one in found["choices"]}
+    assert kinds == {("LoRA", 3, "whole")}
+    assert found["command"].endswith(" ".join([*words, *given]))
+    assert found["recommended"]["seconds_a_step"] is None  # nothing is known of that GPU
+
+
+def test_without_rows_each_has_the_longest_length(words, capsys):
+    found = plan_of([*words[:2], "--gpus", "1", "--gpu_memory", "80", "--max_len", "100"], capsys)
+    assert found["largest_micro_batch"]["full"] == {"rows": 1, "length": 800, "scored": 400}
+    assert found["steps"] is None
+    assert "--dataset ROWS" in found["command"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--gpus", "8"], "--gpu_memory: is needed with --gpus"),
+        (["--gpus", "8", "--gpu_memory", "0"], "--gpu_memory: must be a number above 0"),
+        (["--gpu_memory", "1"], "The nearest is "),
+        (["--tensor_parallel_size", "2"], "--tensor_parallel_size: must be 1 for a plan"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_sentence(words, more, said):
+    with pytest.raises(ConfigError, match=said):
+        main([*words[:2], *more])
