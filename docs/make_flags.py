@@ -7,7 +7,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from openkto.config import SECTIONS, default_text, settings
-from openkto.config.flags import MERGE, PLAN_ONLY, TITLES, TRAIN_ONLY, RunOptions
+from openkto.config.flags import MERGE, PLAN_ONLY, TITLES, TRAIN_ONLY
+from openkto.config.run_options import RunOptions
 from openkto.config.values import in_bounds, is_list, kind_of, rule
 
 HEAD = """# Flags

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COLUMN = {
     "commands": 2.0,
     "pages": 1.0,
+    "planning": 2.0,
     "trainer": 3.0,
     "inspection": 1.0,
     "data": 1.0,

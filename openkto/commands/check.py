@@ -18,7 +18,7 @@ from openkto.commands.outlook import say_outlook
 from openkto.commands.push import check_push
 from openkto.commands.samples import choose_prompts
 from openkto.config import RunConfig, is_adapter_folder, may_be_cached, ref_is_adapter, trains_adapter
-from openkto.config.flags import RunOptions
+from openkto.config.run_options import RunOptions
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.models.empty import describe_adapter
 from openkto.models.loading import load_config

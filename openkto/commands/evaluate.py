@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openkto.config import RunConfig
-from openkto.config.flags import RunOptions, parse
+from openkto.config.flags import parse
+from openkto.config.run_options import RunOptions
 from openkto.errors import ConfigError, StopError
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog

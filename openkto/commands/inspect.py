@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from openkto.config import RunConfig, policy_name
-from openkto.config.flags import RunOptions, parse
+from openkto.config.flags import parse
+from openkto.config.run_options import RunOptions
 from openkto.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

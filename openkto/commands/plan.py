@@ -22,7 +22,8 @@ from openkto.config import (
     settings_for,
     trains_adapter,
 )
-from openkto.config.flags import PLAN_ONLY, RunOptions, parse
+from openkto.config.flags import PLAN_ONLY, parse
+from openkto.config.run_options import RunOptions
 from openkto.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openkto.config import RunConfig, openrlhf_differences, to_flat
-from openkto.config.flags import RunOptions, parse
+from openkto.config.flags import parse
+from openkto.config.run_options import RunOptions
 from openkto.config.values import seconds_of
 from openkto.errors import StopError
 from openkto.process.run_lock import RunLocks

@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,14 +22,13 @@ from openkto.config import (
     RunConfig,
     default_text,
     from_flat,
-    option,
     option_of,
     settings,
 )
 from openkto.config.checks import check
 from openkto.config.foreign_flags import advice_on
-from openkto.config.option import LARGE
 from openkto.config.run_file import describe, run_file_of, settings_of_run
+from openkto.config.run_options import RunOptions
 from openkto.config.values import Given, Raw, convert, is_list, kind_of, rule
 from openkto.errors import ConfigError
 from openkto.process.limits import check_plain
@@ -111,49 +109,6 @@ ALL_OF: dict[Command, set[str]] = {
 
 # What all of OpenRLHF's scripts spell out: whoever comes with one wants to know which defaults are others here.
 OPENRLHF_SCRIPT = {"save_steps", "logging_steps", "eval_steps"}
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Flags that are not part of a run, and what the parser reports."""
-
-    config: str | None = option(
-        None, "a YAML file with any of these settings; flags override it", default_text="none", is_path=True
-    )
-    check: bool = option(False, "check the configuration and the data, train nothing")
-    preview: int = option(0, "print N rows of each class as the model sees them, train nothing", "rows", at_least=0)
-    debug: bool = option(False, "show an error's traceback")
-    verbose: bool = option(
-        False,
-        "log each phase of the start, each step, each evaluation and each checkpoint, and what DeepSpeed, transformers "
-        "and datasets log",
-    )
-    openrlhf_defaults: bool = option(
-        False,
-        "list the settings that were not given and whose default differs from OpenRLHF's",
-        default_text="off; on if --save_steps, --logging_steps and --eval_steps are given, as in OpenRLHF's scripts",
-    )
-    output: str | None = option(
-        None,
-        "where the results go: the JSON file of evaluate, the HTML page of inspect",
-        default_text="evaluation.json in --save_path, or else next to the model; inspect.html",
-        is_path=True,
-    )
-    json: bool = option(False, "print the results as JSON")
-    gpus: int | None = option(
-        None, "plan for N GPUs", "GPUs", at_least=1, below=LARGE, default_text="those of this machine, or its CPU"
-    )
-    gpu_memory: float | None = option(None, "the memory of each", "GiB", above=0, default_text="that of the GPU here")
-    tflops: float | None = option(
-        None,
-        "what one of them computes in a second in such a run",
-        "1e12 FLOP/s",
-        above=0,
-        default_text="40% of a known GPU's peak; measured on this CPU; else no time is given",
-    )
-    given: frozenset[str] = frozenset()  # the settings given by flag or file
-    note: str | None = None  # what was not given and was found beside the model
-    warnings: tuple[str, ...] = ()  # allowed, but worth a second look
 
 
 def parse(argv: list[str], command: Command) -> tuple[RunConfig, RunOptions]:

@@ -9,7 +9,7 @@ import yaml
 import openkto
 from openkto.__main__ import COMMANDS
 from openkto.config import settings
-from openkto.config.flags import RunOptions
+from openkto.config.run_options import RunOptions
 from tests.docs.snippets import ROOT
 
 
