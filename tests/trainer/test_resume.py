@@ -444,6 +444,17 @@ def test_the_best_evaluation_is_saved_and_stays(tmp_path):
     assert layout.checkpoints_in(root) == ["global_step6", f"global_step{best}"]
 
 
+def test_the_evaluation_of_the_last_step_counts_for_the_best_and_is_made_once(tmp_path):
+    # Six steps with an evaluation every four: that of the last step comes out of turn.
+    args = {"save_steps": 0, "eval_steps": 4, "keep_best": "rewards/margins"}
+    run = start_here(tmp_path, args, eval_rows=token_rows([True, False, True, False], seed=9)).run
+    margins = {line["step"]: line["rewards/margins"] for line in records(tmp_path) if line["kind"] == "eval"}
+    assert list(margins) == [4, 6]
+    assert margins[6] > margins[4], "else nothing is shown"
+    assert (run.best_step, run.best) == (6, margins[6])
+    assert layout.pointed_to(tmp_path / "checkpoints", "best") == "global_step6"
+
+
 def test_the_best_step_is_saved_although_the_disk_fails_once_at_it(tmp_path, monkeypatch):
     write, failed = checkpoint.write_manifest, set()
 
