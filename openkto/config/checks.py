@@ -7,25 +7,22 @@ import os
 
 from openkto.config import (
     FLOORED_SCHEDULES,
-    LOSSES,
     CheckpointConfig,
     LoraConfig,
     LossConfig,
-    ModelConfig,
     OptimConfig,
     RunConfig,
     has_evaluation,
     is_adapter_folder,
     path_of_entry,
-    policy_name,
     ref_is_adapter,
-    reference_name,
     split_eval_set,
     trains_adapter,
 )
 from openkto.config.data_checks import check_data, check_holdout, check_mixing
 from openkto.config.engine_checks import Place, check_engine, engine_warnings
 from openkto.config.output_checks import check_output
+from openkto.config.reference_checks import check_cache, check_models_differ, check_moving_reference, check_reference
 from openkto.config.sample_checks import check_samples
 from openkto.errors import fail as _fail
 from openkto.errors import need_package
@@ -61,16 +58,16 @@ def check(config: RunConfig, place: Place, command: str) -> list[str]:
     _check_humanline(config.loss, place)
     if command == "evaluate":
         _check_evaluation_weights(config.loss, place)
-        _check_reference(config, place, has_adapter=is_adapter_folder(config.model.pretrain))
-        _check_models_differ(config.model, place)
-        _check_cache(config, place, command)
+        check_reference(config, place, has_adapter=is_adapter_folder(config.model.pretrain))
+        check_models_differ(config.model, place)
+        check_cache(config, place, command)
         return []
     _check_lora(config, place)
-    _check_moving_reference(config, place)
+    check_moving_reference(config, place)
     check_mixing(config.data, place)
     check_holdout(config.data, place)
     _check_loss(config, place)
-    _check_cache(config, place, command)
+    check_cache(config, place, command)
     for name, is_given in (
         ("num_samples", config.samples.num_samples > 0),
         ("eval_at_start", config.train.eval_at_start),
@@ -142,71 +139,11 @@ def _check_lora(config: RunConfig, place: Place) -> None:
     if not starts_from_adapter and lora.lora_rank == 0 and (given or lora.load_in_4bit):
         name = given[0] if given else "load_in_4bit"
         _fail(place(name), "works only with --lora_rank", "--lora_rank 0", "Give a rank, such as 16, or leave it out.")
-    _check_reference(config, place, has_adapter=trains_adapter(config))
+    check_reference(config, place, has_adapter=trains_adapter(config))
 
 
 def _shown(value: object) -> str:
     return " ".join(value) if isinstance(value, list) else str(value)
-
-
-def _check_moving_reference(config: RunConfig, place: Place) -> None:
-    if config.model.ref_sync_steps == 0:
-        return
-    if trains_adapter(config):
-        _fail(
-            place("ref_sync_steps"),
-            "moves a whole reference model towards a whole policy",
-            "a policy with an adapter",
-            "Leave it out.",
-        )
-    if config.model.ref_mode not in ("auto", "model"):
-        _fail(
-            place("ref_sync_steps"),
-            "needs a reference that is a model in memory",
-            f"--ref_mode {config.model.ref_mode}",
-            "Take --ref_mode model, or leave it out.",
-        )
-
-
-def _check_reference(config: RunConfig, place: Place, *, has_adapter: bool) -> None:
-    model = config.model
-    if model.ref_mode != "adapter":
-        return
-    if not has_adapter:
-        _fail(place("ref_mode"), "adapter needs a policy with an adapter", "none", "Give --lora_rank, or take auto.")
-    if reference_name(model) != policy_name(model):
-        _fail(
-            place("ref_mode"),
-            "adapter takes the policy itself as the reference",
-            f"the reference {reference_name(model)}",
-            "Leave --ref_pretrain and --ref_revision out, or take model.",
-        )
-
-
-def _check_cache(config: RunConfig, place: Place, command: str) -> None:
-    model, loss_type = config.model, config.loss.loss_type
-    is_wanted = model.ref_mode == "cached" or command == "precompute_reference"
-    if is_wanted and LOSSES[loss_type].by_token:
-        _fail(
-            place("loss_type"),
-            "cached keeps the reference's log-probabilities of whole completions, not of each token",
-            loss_type,
-            "Take --ref_mode model.",
-        )
-    if command == "precompute_reference" and model.ref_sync_steps > 0:
-        _fail(
-            place("ref_sync_steps"),
-            "cannot be combined with a cached reference, which does not move",
-            str(model.ref_sync_steps),
-            "Leave it out.",
-        )
-    if command == "precompute_reference" and model.ref_mode in ("model", "adapter"):
-        _fail(
-            place("ref_mode"),
-            "must be cached or auto, the modes that use a cache",
-            model.ref_mode,
-            "Take cached, here and to train.",
-        )
 
 
 def _check_packages(config: RunConfig, place: Place) -> None:
@@ -253,20 +190,6 @@ def _check_evaluation_weights(loss: LossConfig, place: Place) -> None:
                 "auto",
                 "Give the number that training printed.",
             )
-
-
-def _check_models_differ(model: ModelConfig, place: Place) -> None:
-    """Check that an evaluation has a reference: a model compared with itself gives only zeros and halves."""
-    has_adapter = is_adapter_folder(model.pretrain)
-    if has_adapter and (model.ref_pretrain is None or ref_is_adapter(model, has_adapter=True)):
-        return
-    if os.path.realpath(reference_name(model)) == os.path.realpath(policy_name(model)):
-        _fail(
-            place("ref_pretrain"),
-            "must be what the model was trained from",
-            f"{model.pretrain} for both",
-            "Name the one it started from as --ref_pretrain, and the trained one as --pretrain.",
-        )
 
 
 def _check_humanline(loss: LossConfig, place: Place) -> None:
