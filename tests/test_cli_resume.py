@@ -143,6 +143,11 @@ def test_a_run_that_ends_early_leaves_its_best_model_and_is_done(place, command)
     assert decided == {
         "early_stop_patience": 1, "load_best_at_end": True, "keep_best": "rewards/rejected", "eval_steps": 1
     }  # fmt: skip
+    held_out = place / "eval.jsonl"
+    held_out.write_text("".join(held_out.read_text().splitlines(keepends=True)[:-1]))
+    ((code, said),) = run_ranks(run_to_status, 1, place, argv)
+    assert code == 1
+    assert "the first evaluation set's rows (fingerprint) was " in said
 
 
 def test_where_no_checkpoint_is_found_the_folder_is_named(place, command):

@@ -21,7 +21,7 @@ from openkto.models.export import RECORDS_BYTES
 from openkto.models.model_files import problem_with_model
 from openkto.trainer.ending import Ending
 from openkto.trainer.final_model import count
-from openkto.trainer.identity import by_names, check_same_run, schedule_identity
+from openkto.trainer.identity import EVAL_ROWS, by_names, check_same_run, schedule_identity
 from openkto.trainer.run_state import RunState
 from openkto.trainer.schedule import total_steps
 
@@ -54,9 +54,16 @@ def on_one_day(config: RunConfig, strategy: DeepspeedStrategy, tokenizer: Any, f
 
 
 def identity_of_command(
-    config: RunConfig, strategy: DeepspeedStrategy, rows: UnpairedPreferenceDataset, models: Models
+    config: RunConfig,
+    strategy: DeepspeedStrategy,
+    rows: UnpairedPreferenceDataset,
+    models: Models,
+    eval_rows: dict[str, UnpairedPreferenceDataset] | None = None,
 ) -> dict[str, Any]:
     """Return what the command line says a run is; the trainer adds what it knows itself. All ranks must call it.
+
+    Args:
+        eval_rows: of a run that evaluates; its first set decides when the run ends early and which model it leaves.
 
     Raises:
         ConfigError: the ranks have different model files, or some that cannot be read.
@@ -70,6 +77,8 @@ def identity_of_command(
     if config.checkpoint.early_stop_patience is not None or config.checkpoint.load_best_at_end:
         # What the run's end, or the model that it leaves, is decided by.
         same |= {"keep_best": config.checkpoint.keep_best, "eval_steps": config.train.eval_steps}
+        if eval_rows:
+            same[EVAL_ROWS] = next(iter(eval_rows.values())).fingerprint()
     return same | files | {"rows_fingerprint": rows.fingerprint()}
 
 

@@ -107,7 +107,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     stops = stops_of_rows(rows, models.policy, config.model.trust_remote_code)
     samples = make_samples(config, strategy, tokenizer, models, eval_rows, stops)
     watchdog.phase("hashing the models' files")
-    identity = identity_of_command(config, strategy, rows, models)
+    identity = identity_of_command(config, strategy, rows, models, eval_rows)
     watchdog.phase("looking for a checkpoint")
     args = fit_args(config, settings=to_flat(config), identity=identity)
     writes_checkpoints = checkpoints.with_engine or config.checkpoint.save_hf_ckpt

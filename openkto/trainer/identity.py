@@ -12,6 +12,7 @@ from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.gather import whole_shape
 from openkto.errors import CheckpointError
 
+EVAL_ROWS = "eval_rows_fingerprint"  # only where evaluations decide the run's end or its model
 # What is part of a run besides its settings, in the words of an error.
 WORDS = {
     "total_steps": "the number of steps (--max_steps, --max_epochs)",
@@ -20,6 +21,7 @@ WORDS = {
     "trained_parameters": "the trained parameters",
     "policy_files": "the files of the policy",
     "reference_files": "the files of the reference",
+    EVAL_ROWS: "the first evaluation set's rows (fingerprint)",
 }
 # What every version has saved: where it is absent, the file was changed. Later fields are compared if both have them.
 ALWAYS_SAVED = (
@@ -28,7 +30,7 @@ ALWAYS_SAVED = (
     *("train_batch_size", "seed", "learning_rate", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "l2"),
     *("adam_betas", "param_dtype", "grad_accum_dtype", "max_len", "truncation", "lora_rank", "lora_alpha"),
     *("target_modules", "lora_dropout", "use_rslora", "use_dora", "lora_modules_to_save", "load_in_4bit"),
-    *WORDS,
+    *(name for name in WORDS if name != EVAL_ROWS),
 )
 
 
