@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from openkto.commands import build, evaluate, train
+from openkto.commands import build, evaluate, inspect, train
 from openkto.commands.data import evaluation_sets
 from openkto.commands.run import run
 from openkto.config.flags import parse
@@ -368,6 +368,18 @@ def test_an_end_of_turn_at_which_the_model_does_not_stop_is_said_and_exported(pl
         == 0
     )
     assert "does not stop" not in caplog.text
+
+
+def test_plain_prompts_that_get_no_chat_template_are_warned_of_once_with_the_flag_that_helps(place, capsys, caplog):
+    for command, more in ((train.main, "--check"), (inspect.main, f"--output={place}/page.html")):
+        caplog.clear()
+        code, _ = status(command, flags(place, more, "--apply_chat_template", "false"), capsys)
+        assert code == 0
+        (warning,) = [message for message in caplog.messages if "stays one although the tokenizer has" in message]
+        assert "--apply_chat_template wraps such prompts" in warning
+        caplog.clear()
+        status(command, flags(place, more), capsys)
+        assert "stays one although" not in caplog.text
 
 
 def test_preview_shows_labels_and_the_completion(place, capsys):

@@ -48,6 +48,14 @@ def main(argv: list[str]) -> None:
         if options.preview:
             print(f"\n{samples}")
     log.info("the page is %s; all rows that the warnings are about are in %s", page, rows_file)
+    log.info("next: %s", next_step(found))
+
+
+def next_step(found: "Inspection") -> str:
+    """Say what to do with the same flags, so that it does not stop at what was found here."""
+    has_bad_rows = any(finding.is_bad for finding in found.findings)
+    more = " and --on_bad_rows skip, or with the bad rows corrected" if has_bad_rows else ""
+    return f"openkto train with these flags{more}; --check only says how many steps the rows make"
 
 
 def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextIO) -> "tuple[Inspection, str]":

@@ -11,6 +11,7 @@ from openkto.data.notes import INFORMATION, MERGED, SPECIAL_MARKUP, TEMPLATE_DIF
 from openkto.inspection import label_errors, near_duplicates
 from openkto.inspection.seen import FIRST_ROWS, SeenRows
 
+BAD = "bad row: "
 SAME_COMPLETION_SHARE, SAME_COMPLETION_ROWS = 0.05, 10  # an answer to this many different prompts is worth a look
 
 
@@ -23,6 +24,11 @@ class Finding:
     text: str
     count: int
     first: list[str]  # what is shown of the first rows, each with its place
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether these rows stop a run."""
+        return self.kind.startswith(BAD)
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ def gather(seen: SeenRows, max_len: int, is_left_out: NDArray[np.bool_]) -> tupl
     found = Gathering(seen)
     for kind, count in seen.bad.items():
         text = "bad rows, which stop a run, or are left out with --on_bad_rows skip"
-        found.findings.append(Finding(f"bad row: {kind}", True, text, count, seen.first_bad[kind]))
+        found.findings.append(Finding(f"{BAD}{kind}", True, text, count, seen.first_bad[kind]))
     groups = _groups(seen)
     _add_repeats(found, seen, groups)
     _add_lengths(found, seen, max_len, is_left_out)

@@ -70,7 +70,7 @@ class Watchdog:
         self._clock = clock
         self._process_start = clock() - process_age()
         self._last_progress = clock()
-        self._phase, self._phase_start, self._times_said = "start-up", clock(), 0
+        self._phase, self._phase_start, self._times_said = "importing libraries", clock(), 0
         self._is_starting = stall_minutes > 0 and rank == 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
