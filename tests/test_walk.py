@@ -22,6 +22,7 @@ FIELDS = "--input_key question --output_key answer --label_key rating"
 ROWS = f"--pretrain model --dataset tickets.csv {FIELDS} --eval_fraction 0.15"
 COMMANDS = {
     "inspect": f"inspect {ROWS}",
+    "plan": f"plan {ROWS} --on_bad_rows skip --tflops 0.01",
     "check": f"train {ROWS} --on_bad_rows skip --save_path support --check",
     "train": f"train {ROWS} --on_bad_rows skip --save_path support --train_batch_size 8 --max_epochs 2",
     "report": "report support",
@@ -97,6 +98,7 @@ def test_what_would_stop_or_spoil_the_run_was_said_by_the_command_before(place):
     assert "--on_bad_rows skip" in done["with bad rows"].log
     assert done["without the fields"].status == 3
     assert FIELDS in done["without the fields"].log
+    assert done["plan"].output.splitlines()[-1].startswith(f"openkto train {ROWS} --on_bad_rows skip")
     # --check says with which flags the rows are enough steps; the run with them has no such warning.
     advice = re.search(r"Pass (--train_batch_size \d+ --max_epochs \d+), for example", done["check"].log)
     assert advice

@@ -55,7 +55,7 @@ def next_step(found: "Inspection") -> str:
     """Say what to do with the same flags, so that it does not stop at what was found here."""
     has_bad_rows = any(finding.is_bad for finding in found.findings)
     more = " and --on_bad_rows skip, or with the bad rows corrected" if has_bad_rows else ""
-    return f"openkto train with these flags{more}; --check only says how many steps the rows make"
+    return f"openkto plan and openkto train with these flags{more}; train --check says how many steps the rows make"
 
 
 def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextIO) -> "tuple[Inspection, str]":
