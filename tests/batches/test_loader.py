@@ -56,6 +56,8 @@ def test_every_rank_has_as_many_micro_batches_and_together_all_rows(world_size):
         sizes = [m["input_ids"].numel() for share in shares for m in share.matched]
         sizes += [m["kl_input_ids"].numel() for share in shares for m in share.mismatched]
         assert all(share.slots == sum(sizes) for share in shares)
+        tokens = sum(len(prompt) + len(completion) for prompt, completion in together.values())
+        assert all(share.matched_tokens == tokens for share in shares)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -273,7 +273,9 @@ def test_openrlhf_defaults_that_differ_are_said_unless_given():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
-def test_ready_runs_parse_without_a_warning(path):
+def test_ready_runs_parse_without_a_warning(path, tmp_path, monkeypatch):
+    (tmp_path / "bitsandbytes.py").touch()  # that it is there is all that is looked for
+    monkeypatch.syspath_prepend(tmp_path)
     config, options = parse(["--config", str(path)], "train")
     assert config.model.pretrain
     assert options.warnings == ()

@@ -518,6 +518,7 @@ def test_an_evaluation_that_is_made_again_counts_for_the_best(tmp_path):
     trainer._evaluate = ask_first
     with pytest.raises(StopError):
         trainer.fit(quiet_args(tmp_path / "a", STEPS, **args))
+    assert not trainer.run.is_evaluated, "it stops between two forwards of the evaluation"
     start_here(tmp_path / "a", args, **more)
     evaluations = [line for line in records(tmp_path / "a") if line["kind"] == "eval"]
     assert [line["step"] for line in evaluations] == [2, 4, 6]
