@@ -19,8 +19,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def run_library_example(folder):
     os.chdir(folder)
-    code = re.search(r"```python\n(.*?)```", (DOCS / "library.md").read_text(), re.DOTALL)[1]
-    exec(compile(code, "library.md", "exec"), {})
+    for code in re.findall(r"```python\n(.*?)```", (DOCS / "library.md").read_text(), re.DOTALL):
+        exec(compile(code, "library.md", "exec"), {})
 
 
 def test_the_losses_page_has_a_line_for_each():

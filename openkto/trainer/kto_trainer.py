@@ -35,11 +35,12 @@ from openkto.trainer.identity import check_same_on_all_ranks, identity_of
 from openkto.trainer.planning import plan_for
 from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.reference import CachedReference, make_reference
-from openkto.trainer.reporter import Reporter, StepReport, counts_of
+from openkto.trainer.reporter import Reporter
 from openkto.trainer.run_state import RunState
 from openkto.trainer.saving import RunSaver, open_checkpoints
 from openkto.trainer.schedule import is_due, learning_rates, total_steps
 from openkto.trainer.services import Services
+from openkto.trainer.step_report import StepReport, counts_of
 
 
 class KTOTrainer:
@@ -118,7 +119,7 @@ class KTOTrainer:
         self.save_hf_ckpt, self.disable_ds_ckpt = save_hf_ckpt, disable_ds_ckpt
         self.export_dtype = export_dtype or model.module.model.dtype
         services = services or Services()
-        self.samples, self.checkpoints = services.samples, services.checkpoints
+        self.samples, self.checkpoints, self.callbacks = services.samples, services.checkpoints, services.callbacks
         self.stop, self.owns_stop = services.stop or StopRequest(), services.stop is None
         self.watchdog = services.watchdog or Watchdog(0, strategy.rank)
         self.num_parameters = count(model.parameters())
@@ -153,7 +154,7 @@ class KTOTrainer:
         run.is_evaluated &= resumed is not None or self.samples is None
         self.stop.begin_training()
         sizes = (self.num_parameters, self.num_trainable, self.work)
-        reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, total_steps, run, resumed)
+        reporter = Reporter(args, self.strategy, *sizes, self.loss, loader, total_steps, run, self.callbacks, resumed)
         with self.stop if self.owns_stop else contextlib.nullcontext():
             try:
                 if not run.is_evaluated:

@@ -8,11 +8,9 @@ import json
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from openkto.batches.loader import KTODataLoader, RankBatch
 from openkto.distributed.agreement import on_some_ranks
@@ -21,7 +19,7 @@ from openkto.files import flush_to_disk
 from openkto.models.loss import KTOLoss
 from openkto.report.environment import environment
 from openkto.report.flops import StepWork
-from openkto.report.metrics import BatchRows, MetricWindow
+from openkto.report.metrics import BatchRows
 from openkto.report.progress import Progress
 from openkto.report.records import (
     BATCHES,
@@ -39,38 +37,15 @@ from openkto.report.samples import for_log
 from openkto.report.standstill import Standstill
 from openkto.report.throughput import StepCounts, Throughput, peak_memory_gib
 from openkto.report.trackers import Trackers
+from openkto.trainer.callbacks import Callback
 from openkto.trainer.rng import Arrays
 from openkto.trainer.run_state import RunState, known_fields
+from openkto.trainer.step_report import StepReport, values_of
 
 log = logging.getLogger(__name__)
 
 COUNTS = ("num_tokens", "same_prompt", "same_completion", "skipped")
 ROW_ARRAYS = tuple(field.name for field in dataclasses.fields(BatchRows) if field.name.endswith("_N"))
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step gives; values are those before its update."""
-
-    rows: BatchRows
-    counts: StepCounts
-    grad_norm: float
-    applied: bool
-    learning_rate: float
-    entropy: float | None = None
-    aux_loss: float | None = None
-
-
-def counts_of(batch: RankBatch) -> StepCounts:
-    """Return what a batch's step runs."""
-    return StepCounts(
-        rows=len(batch.rows),
-        matched_tokens=batch.matched_tokens,
-        mismatched_tokens=batch.mismatched_tokens,
-        slots=batch.slots,
-        same_prompt=batch.same_prompt,
-        same_completion=batch.same_completion,
-    )
 
 
 class Resumed(NamedTuple):
@@ -88,6 +63,7 @@ class Reporter:
         strategy, num_parameters, num_trainable, work, loss, loader: the trainer's.
         total_steps: of the schedule.
         run: where the run stands; the loop moves it on.
+        callbacks: told of each step, evaluation and checkpoint, on every rank.
         resumed: what was open when the checkpoint was saved; None in a run that starts afresh, which sets an earlier
             run's files aside.
     """
@@ -103,11 +79,12 @@ class Reporter:
         loader: KTODataLoader,
         total_steps: int,
         run: RunState,
+        callbacks: Sequence[Callback] = (),
         resumed: Resumed | None = None,
     ) -> None:
         self.args, self.strategy = args, strategy
         self.work, self.throughput = work, Throughput(strategy.world_size, strategy.device)
-        self.loss = loss
+        self.loss, self.callbacks = loss, callbacks
         self.reports: list[StepReport] = []
         self.num_tokens = self.same_prompt = self.same_completion = self.skipped = 0
         self.seconds_before = 0.0
@@ -231,6 +208,15 @@ class Reporter:
         self._write_rewards(report.rows)
         if self.run.step == self.total_steps or self.run.step % self.args.logging_steps == 0:
             self.write_window()
+        if self.callbacks:
+            values = self._position() | values_of(self.loss, [report])
+            for callback in self.callbacks:
+                callback.on_step(self.run.step, dict(values))
+
+    def saved(self, folder: Path) -> None:
+        """Tell that this step's checkpoint is complete in a folder."""
+        for callback in self.callbacks:
+            callback.on_save(self.run.step, folder)
 
     def failed_step(self, batch: RankBatch) -> None:
         """Write which rows the step had that could not be made."""
@@ -256,17 +242,8 @@ class Reporter:
         """Write the line of the steps since the last one, if there are any; all ranks must call it."""
         if not self.reports:
             return
-        applied = [r.grad_norm for r in self.reports if r.applied]
-        window = MetricWindow(self.loss, [report.rows for report in self.reports])
-        values = self._position() | window.values()
-        if applied:
-            values["grad_norm"] = float(np.mean(applied))
-        values["learning_rate"] = self.reports[-1].learning_rate
+        values = self._position() | values_of(self.loss, self.reports)
         values["num_tokens"] = self.num_tokens
-        for name in ("entropy", "aux_loss"):
-            known = [getattr(r, name) for r in self.reports if getattr(r, name) is not None]
-            if known:
-                values[name] = float(np.mean(known))
         if self.skipped:
             values["skipped_steps"] = self.skipped
         values |= self.throughput.values(float(self.strategy.all_reduce([self.throughput.flops])[0]))
@@ -285,6 +262,8 @@ class Reporter:
             named = {"eval_set": eval_set} if eval_set is not None else {}
             self._log("eval", {**self._position(), **named, **values})
             self.progress.evaluation(eval_set, self.run.step, values)
+        for callback in self.callbacks:
+            callback.on_evaluation(self.run.step, eval_set, dict(values))
 
     def samples(self, lines: list[Line]) -> None:
         """Write the answers of this step, and show the first of them."""

@@ -192,6 +192,7 @@ class RunSaver:
                 best_step=run.best_step,
             )
             if is_saved:
+                reporter.saved(self.checkpoints.root / name_of(run.step))
                 break
         self.last_save = time.monotonic()
         return is_saved

@@ -1,0 +1,32 @@
+"""What the caller of the library may have called while a run trains."""
+
+from pathlib import Path
+from typing import Protocol
+
+
+class Callback(Protocol):
+    """Told of what happens during `fit`; a class that derives from it need only write what it wants to hear.
+
+    Every rank calls its own, at the same places and with the same values, so it may use collectives; what is for one
+    rank only, such as writing a file, it does where `strategy.rank` is 0. Its time is no part of a step's. What it
+    raises ends the run.
+    """
+
+    def on_step(self, step: int, values: dict[str, float]) -> None:
+        """Take in a step, after its update.
+
+        Args:
+            step: counted from 1.
+            values: of this step, whatever `logging_steps`: its metrics over the whole global batch under the names of
+                metrics.jsonl, without rates and memory.
+        """
+
+    def on_evaluation(self, step: int, eval_set: str | None, values: dict[str, float]) -> None:
+        """Take in one set's evaluation.
+
+        Args:
+            eval_set: None where there is one set only.
+        """
+
+    def on_save(self, step: int, folder: Path) -> None:
+        """Take in that a checkpoint is complete in this folder; it may be deleted when newer ones are."""
