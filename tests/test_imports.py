@@ -45,6 +45,7 @@ DOORS = {
     "deepspeed": {"distributed"},
     "peft": {"models"},
     "wandb": {"report"},
+    "accelerate": {"report"},
     "yaml": {"config"},
     "vl_convert": {"pages"},
 }

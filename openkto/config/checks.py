@@ -153,8 +153,6 @@ def _check_packages(config: RunConfig, place: Place) -> None:
         need_package(place("use_liger_kernel"), "liger_kernel", "liger-kernel")
     if config.lora.load_in_4bit:
         need_package(place("load_in_4bit"), "bitsandbytes", "bitsandbytes")
-    if config.output.use_wandb:
-        need_package(place("use_wandb"), "wandb", "wandb")
 
 
 def _check_micro_batches(config: RunConfig, place: Place) -> None:

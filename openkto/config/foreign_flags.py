@@ -141,7 +141,6 @@ ADVICE = {
     "rejected_key": "Pairs are recognised by their fields prompt, chosen and rejected. Rename the field; --input_key "
     "names the prompt's.",
     "remove_unused_columns": _BY_ITSELF,
-    "report_to": _TRACKERS,
     "rl": _ONLY_KTO,
     "rlhf_type": _ONLY_KTO,
     "save_strategy": "Give --save_steps: every N steps, -1 once per epoch, 0 never.",

@@ -12,6 +12,12 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("loss", "rewards/rejected"), False),
 }
 
+# What --report_to may name beside TensorBoard, by the package that is imported, and what is installed for it.
+TRACKERS = {
+    **{name: name for name in ("aim", "clearml", "dvclive", "mlflow", "swanlab", "trackio", "wandb")},
+    "comet_ml": "comet-ml",
+}
+
 
 @dataclass(frozen=True)
 class OutputConfig:
@@ -26,6 +32,14 @@ class OutputConfig:
     )
     use_wandb: bool = option(
         False, "log to W&B; the key comes from WANDB_API_KEY or `wandb login`, never from here", may_differ=True
+    )
+    report_to: list[str] = option(  # noqa: RUF009 (a plain field)
+        [],
+        "log to these trackers, too; wandb is --use_wandb, and tensorboard is on anyway. --wandb_project and "
+        "--wandb_run_name are the names for all of them, keys come from each one's own login or variables",
+        choices=(*sorted(TRACKERS), "tensorboard"),
+        default_text="none",
+        may_differ=True,
     )
     wandb_org: str | None = option(None, "W&B entity", default_text="your own", may_differ=True)
     wandb_group: str | None = option(None, "W&B group", default_text="none", may_differ=True)

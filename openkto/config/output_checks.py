@@ -6,7 +6,8 @@ import re
 
 from openkto.config import OutputConfig
 from openkto.config.engine_checks import Place
-from openkto.errors import fail
+from openkto.config.output import TRACKERS
+from openkto.errors import fail, need_package
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 SWITCHES = ("true", "false", "yes", "no", "on", "off")  # other trainers' --push_to_hub is one
@@ -14,6 +15,14 @@ SWITCHES = ("true", "false", "yes", "no", "on", "off")  # other trainers' --push
 
 def check_output(output: OutputConfig, place: Place) -> None:
     """Raise a ConfigError for the first rule that is broken."""
+    if output.use_wandb:
+        need_package(place("use_wandb"), "wandb", TRACKERS["wandb"])
+    for tracker in output.report_to:
+        if tracker != "tensorboard":
+            need_package(place("report_to"), tracker, TRACKERS[tracker])
+        elif output.use_tensorboard == "none":
+            cure = "Leave one of them out."
+            fail(place("report_to"), "must not name tensorboard when that is off", "--use_tensorboard none", cure)
     name = output.push_to_hub
     if name is None:
         if output.hub_public:

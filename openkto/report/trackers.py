@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl at once, TensorBoard and W&B from threads of their own.
+"""Where a run's numbers go: metrics.jsonl at once, TensorBoard, W&B and others from threads of their own.
 
 Training never waits for a tracker: one that raises is turned off with a warning, and one that hangs loses its newest
 values once its queue is full. metrics.jsonl is therefore the record, and the trackers are views of it.
@@ -13,31 +13,22 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from openkto.config import OutputConfig
+from openkto.config.output import TRACKERS
 from openkto.errors import ConfigError, need_package
+from openkto.report.of_accelerate import OfAccelerate
 from openkto.report.records import METRICS, SAMPLES, RecordFile, read_lines
 from openkto.report.samples import COLUMNS, Line, as_markdown, as_rows
+from openkto.report.tracker import Tracker, Values, named, run_name
 
 logger = logging.getLogger(__name__)
 
-Values = dict[str, float | int | str]
-
 QUEUE_LINES = 1000
 CLOSE_SECONDS = 15.0
-
-
-class Tracker(Protocol):
-    """What a view of the metrics must do; it lives in one thread."""
-
-    def log(self, kind: str, step: int, values: Values) -> None: ...
-
-    def show_samples(self, step: int, lines: Sequence[Line]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Trackers:
@@ -73,9 +64,13 @@ class Trackers:
             recorded = [line for _, line in read_lines(metrics) if line is not None]
             answers = [line for _, line in read_lines(metrics.with_name(SAMPLES)) if line is not None]
             wanted["TensorBoard"] = lambda: TensorBoard(folder, run_id, recorded, first_step, answers)
-        if output.use_wandb:
+        if output.use_wandb or "wandb" in output.report_to:
             need_package("--use_wandb", "wandb", "wandb")
             wanted["W&B"] = lambda: WeightsAndBiases(output, config_for_trackers, run_id)
+        for name in dict.fromkeys(output.report_to):
+            if name not in ("wandb", "tensorboard"):
+                need_package("--report_to", name, TRACKERS[name])
+                wanted[name] = partial(OfAccelerate, name, output, config_for_trackers)
         self._threads = [TrackerThread(name, make) for name, make in wanted.items()]
 
     def log(self, kind: str, step: int, values: Mapping[str, float | int | str | None]) -> None:
@@ -152,13 +147,6 @@ class TrackerThread:
             tracker.close()
         except Exception as error:
             logger.warning("%s: is switched off (%s: %s); training continues.", self.name, type(error).__name__, error)
-
-
-def named(kind: str, values: Values) -> dict[str, float | int]:
-    """Return the numbers under the names that trackers show: `train/loss`, `eval/loss` or `eval/<set>/loss`."""
-    eval_set = values.get("eval_set")
-    prefix = f"{kind}/{eval_set}" if eval_set else kind
-    return {f"{prefix}/{name}": value for name, value in values.items() if not isinstance(value, str)}
 
 
 class TensorBoard:
@@ -249,7 +237,7 @@ class WeightsAndBiases:
             group=output.wandb_group,
             id=run_id or None,
             resume="allow" if run_id else None,
-            name=output.wandb_run_name or f"kto_{datetime.now():%m%dT%H:%M}",
+            name=run_name(output),
             dir=os.environ.get("WANDB_DIR", output.save_path),
             config=config,
             settings=wandb.Settings(console="off"),

@@ -17,6 +17,7 @@ class FitArgs:
     log_batches: bool = False
     log_entropy: bool = False
     use_tensorboard: str | None = None
+    report_to: list[str] = field(default_factory=list)
     use_wandb: bool = False
     wandb_org: str | None = None
     wandb_group: str | None = None

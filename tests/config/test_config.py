@@ -185,6 +185,8 @@ FIXED = {
     "max_time": None,
     "push_to_hub": None,
     "hub_public": False,
+    # What may not be installed.
+    "report_to": [],
 }
 
 

@@ -10,9 +10,13 @@ import threading
 import time
 
 import pytest
+from accelerate import tracking
 
 from openkto.config import OutputConfig
+from openkto.config.flags import parse
+from openkto.config.output import TRACKERS
 from openkto.errors import ConfigError
+from openkto.report.of_accelerate import arguments_of
 from openkto.report.samples import COLUMNS, as_rows
 from openkto.report.trackers import QUEUE_LINES, TensorBoard, Trackers, named
 
@@ -197,9 +201,77 @@ def test_wandb_without_its_package_names_the_extra(tmp_path, monkeypatch):
     )
 
 
+# A package of the name of trackio that writes down what it is told.
+STAND_IN = """
+import json, pathlib
+told = pathlib.Path(__file__).with_name("told.jsonl").open("a")
+def tell(what, **values):
+    print(json.dumps([what, values]), file=told, flush=True)
+class Run:
+    def log(self, values, step): tell("log", step=step, **values)
+    def finish(self): tell("finish")
+class Config:
+    def update(self, values, allow_val_change): tell("config", **values)
+config = Config()
+def init(**names):
+    tell("init", **names)
+    return Run()
+"""
+
+
+def test_a_tracker_of_accelerates_gets_settings_values_and_the_end(tmp_path, monkeypatch, caplog):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/trackio.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path / "package")
+    output = OutputConfig(
+        save_path=str(tmp_path / "out"), use_tensorboard="none", report_to=["trackio"], wandb_run_name="a run"
+    )
+    trackers = Trackers(output, {"beta": 0.1, "dataset": ["a", "b"], "max_steps": None})
+    trackers.log("run", 0, {"torch": "2.13.0", "world_size": 2})
+    trackers.log("train", 1, {"loss": 0.5})
+    trackers.log("eval", 1, {"loss": 0.25, "eval_set": "math"})
+    trackers.show_samples(1, [])
+    trackers.log("summary", 1, {"ended": "last step", "seconds": 2.5})
+    trackers.close(timeout_seconds=60)
+    assert not caplog.records
+    assert [json.loads(line) for line in (tmp_path / "package/told.jsonl").read_text().splitlines()] == [
+        ["init", {"project": "openkto", "name": "a run"}],
+        ["config", {"beta": 0.1, "dataset": "['a', 'b']", "run/torch": "2.13.0", "run/world_size": 2}],
+        ["log", {"step": 1, "train/loss": 0.5}],
+        ["log", {"step": 1, "eval/math/loss": 0.25}],
+        ["log", {"step": 1, "summary/seconds": 2.5}],
+        ["finish", {}],
+    ]
+
+
+def test_every_tracker_that_may_be_named_is_one_that_accelerate_makes(tmp_path):
+    known = dict(tracking.LOGGER_TYPE_TO_CLASS)
+    assert set(known) - {"tensorboard"} == set(TRACKERS)
+    for name in set(known) - {"tensorboard", "wandb"}:
+        names, more = arguments_of(name, OutputConfig(save_path=str(tmp_path)))
+        assert known[name](*names, **more).name == name
+
+
+def test_report_to_wandb_is_use_wandb_and_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    needed = ["--pretrain", "m", "--dataset", "rows.jsonl", "--report_to"]
+    for name, install in (("comet_ml", "comet-ml"), ("wandb", "wandb")):
+        with pytest.raises(ConfigError) as caught:
+            parse([*needed, "tensorboard", name], "train")
+        cure = f"Run pip install {install}, or leave it out."
+        assert str(caught.value) == f"--report_to: needs the package {name}; got a Python without it. {cure}"
+        with pytest.raises(ConfigError, match=f"needs the package {name}; got a Python without it"):
+            Trackers(OutputConfig(save_path=str(tmp_path), use_tensorboard="none", report_to=[name]), {})
+    with pytest.raises(ConfigError, match=r"--report_to: must be one of aim, clearml, .* or tensorboard; got neptune"):
+        parse([*needed, "neptune"], "train")
+    with pytest.raises(ConfigError, match="--report_to: must not name tensorboard when that is off"):
+        parse([*needed, "tensorboard", "--use_tensorboard", "none"], "train")
+
+
 WANDB_RUN = """
 import sys
 from openkto.config import OutputConfig
+from openkto.report.of_accelerate import arguments_of
 from openkto.report.trackers import Trackers
 output = OutputConfig(save_path=sys.argv[1], use_tensorboard="none", use_wandb=True)
 trackers = Trackers(output, {"beta": 0.1}, run_id="a1b2c3d4")
