@@ -90,7 +90,6 @@ _TEMPLATE = (
     "The chat template is the tokenizer's own: --apply_chat_template wraps text prompts in it, and --input_template in "
     "a text of your own."
 )
-_TRACKERS = "Pass --use_wandb for W&B; TensorBoard's files go to --use_tensorboard, and none turns them off."
 
 # What needs a sentence of its own.
 ADVICE = {

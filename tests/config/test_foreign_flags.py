@@ -30,7 +30,6 @@ def test_each_piece_of_advice_names_settings_that_exist_for_a_name_that_does_not
     ("flag", "advice"),
     [
         ("--gradient_accumulation_steps", "There is none: --train_batch_size is the global batch of a step"),
-        ("--tracker", "Pass --use_wandb for W&B"),
         ("--model", "Its name here is --pretrain."),
         ("--deepspeed", "Give --zero_stage"),
         ("--warmup-steps", "Give --lr_warmup_ratio, a fraction of all steps."),
