@@ -43,7 +43,7 @@ class OfAccelerate:
         self._tracker.finish()
 
 
-class PlainLogger(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic only for type checkers before 3.11
+class PlainLogger(logging.LoggerAdapter):
     """What accelerate's trackers ask of their logger."""
 
     def warning_once(self, message: str) -> None:
@@ -57,7 +57,7 @@ def arguments_of(name: str, output: OutputConfig) -> tuple[tuple[str, ...], dict
     Its first parameter is the project for some and the run for others.
     """
     folder, project, run = Path(output.save_path), output.wandb_project, run_name(output)
-    return {
+    arguments: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         "aim": ((run, str(folder / "aim")), {"experiment": project}),
         "clearml": ((project,), {"task_name": run}),
         "comet_ml": ((project,), {}),
@@ -65,4 +65,5 @@ def arguments_of(name: str, output: OutputConfig) -> tuple[tuple[str, ...], dict
         "mlflow": ((project,), {"run_name": run}),
         "swanlab": ((project,), {"experiment_name": run, "logdir": str(folder / "swanlab")}),
         "trackio": ((project,), {"name": run}),
-    }[name]
+    }
+    return arguments[name]
