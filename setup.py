@@ -25,7 +25,7 @@ setup(
     python_requires=">=3.10",
     packages=find_namespace_packages(include=["openkto", "openkto.*"]),
     package_data={"openkto": ["py.typed"], "openkto.pages": ["*.html.jinja", "page.js"]},
-    # The ready runs: <environment>/share/openkto/configs once installed.
+    # The recipes: <environment>/share/openkto/configs once installed.
     data_files=[(f"share/openkto/{folder}", files_in(folder)) for folder in CONFIGS],
     install_requires=[
         "torch>=2.11",
