@@ -51,7 +51,7 @@ class Trackers:
 
         Args:
             output: where to write and which trackers are on.
-            config_for_trackers: the run's settings by flat name, shown by W&B; no key is among them.
+            config_for_trackers: the run's settings by flat name, shown by W&B; W&B's own key is not among them.
             more_trackers: name to a function that makes a tracker, called in the tracker's own thread.
             run_id: the same over all starts of a run; what metrics.jsonl holds already is its own.
             first_step: how many steps earlier starts have made, up to the checkpoint that is resumed from.
