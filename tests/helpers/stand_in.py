@@ -20,7 +20,7 @@ from openkto.models import Actor
 from openkto.process.stops import StopRequest
 from openkto.trainer import KTOTrainer, Services
 from openkto.trainer.schedule import create_scheduler
-from tests.tiny import TokenRowList, tiny_llama, token_rows
+from tests.tiny import TokenRowList, quiet_args, tiny_llama, token_rows
 
 FILE = "engine_states.pt"  # a name that a manifest may have
 
@@ -126,3 +126,10 @@ def prepared(**more: Any) -> KTOTrainer:
         "steps": STEPS,
     }
     return plain_trainer(token_rows([True, False, False] * 7), **settings | more)
+
+
+def start_here(folder: Path, args: dict[str, Any] | None = None, **more: Any) -> KTOTrainer:
+    """Train as one start of the command does, in this process; return the trainer."""
+    trainer = prepared(**more)
+    trainer.fit(quiet_args(folder, STEPS, **{"load_checkpoint": True} | (args or {})))
+    return trainer

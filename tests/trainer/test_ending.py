@@ -1,6 +1,5 @@
 """A run ends early when the metric that it follows stays behind its best, and can leave the best step's model."""
 
-import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,12 @@ from openkto.config import LoraConfig
 from openkto.distributed import checkpoint_folder as layout
 from openkto.distributed.gather import gather_weights
 from openkto.errors import CheckpointError, StopError
-from openkto.process.stops import StopRequest
 from openkto.trainer.ending import Ending, load_best
 from openkto.trainer.run_state import RunState
-from openkto.trainer.services import Services
+from tests.helpers import stand_in
 from tests.helpers.records import lines, records, same
-from tests.helpers.runs import STEPS, prepared, train_in_starts
+from tests.helpers.runs import STEPS, prepared
+from tests.helpers.stand_in import start_here
 from tests.ranks import run_ranks
 from tests.tiny import quiet_args, token_rows
 
@@ -54,12 +53,12 @@ def test_a_loss_is_better_when_it_is_lower():
 
 
 def test_a_run_ends_where_its_evaluations_say_whenever_it_is_interrupted(tmp_path):
-    train_in_starts(tmp_path, "long", (1, 0, None), args=ARGS, **MORE)
+    start_here(tmp_path / "long", ARGS, **MORE)
     values = [line[METRIC] for line in lines(tmp_path / "long", "eval")]
     end, best, why = ended_at(values, 2, METRIC)
     assert end < STEPS, "else nothing is shown"
     args = ARGS | {"early_stop_patience": 2}
-    whole = train_in_starts(tmp_path, "whole", (1, 0, None), args=args, **MORE)
+    whole = start_here(tmp_path / "whole", args, **MORE)
     assert [line["step"] for line in lines(tmp_path / "whole", "eval")] == list(range(1, end + 1))
     (summary,) = lines(tmp_path / "whole", "summary")
     assert (summary["step"], summary["ended"]) == (end, why)
@@ -68,15 +67,17 @@ def test_a_run_ends_where_its_evaluations_say_whenever_it_is_interrupted(tmp_pat
         f"global_step{end}",
         f"global_step{best}",
     }
-    cut = train_in_starts(tmp_path, "cut", *((1, 0, stop) for stop in (1, end, None)), args=args, **MORE)
-    assert same(whole, cut)
+    for stop in (1, end, None):
+        cut = start_here(tmp_path / "cut", args | {"stop_after_steps": stop}, **MORE)
+    assert same(whole.model.state_dict(), cut.model.state_dict())
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
 
 
-def stopped_in_the_last_evaluation(folder, end):
-    """Be told to stop in the evaluation that ends the run, then start again; return the steps made."""
+def test_the_evaluation_that_ends_a_run_counts_when_it_is_made_again(tmp_path):
     args = ARGS | {"early_stop_patience": 2}
-    trainer, _ = prepared(0, services=Services(stop=StopRequest()), **MORE)
+    end = start_here(tmp_path / "whole", args, **MORE).run.step
+    assert end < STEPS, "else nothing is shown"
+    trainer = stand_in.prepared(**MORE)
     evaluate = trainer._evaluate
 
     def ask_at_end(run, between):
@@ -85,18 +86,10 @@ def stopped_in_the_last_evaluation(folder, end):
         return evaluate(run, between)
 
     trainer._evaluate = ask_at_end
-    with contextlib.suppress(StopError):
-        trainer.fit(quiet_args(folder, STEPS, **args))
+    with pytest.raises(StopError):
+        trainer.fit(quiet_args(tmp_path / "cut", STEPS, **args))
     assert not trainer.run.is_evaluated
-    trainer, _ = prepared(0, **MORE)
-    trainer.fit(quiet_args(folder, STEPS, load_checkpoint=True, **args))
-    return trainer.run.step
-
-
-def test_the_evaluation_that_ends_a_run_counts_when_it_is_made_again(tmp_path):
-    train_in_starts(tmp_path, "whole", (1, 0, None), args=ARGS | {"early_stop_patience": 2}, **MORE)
-    end = lines(tmp_path / "whole", "summary")[0]["step"]
-    assert run_ranks(stopped_in_the_last_evaluation, 1, tmp_path, tmp_path / "cut", end) == [end]
+    assert start_here(tmp_path / "cut", args, **MORE).run.step == end
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
 
 
@@ -132,18 +125,14 @@ def test_the_model_at_the_end_is_the_best_steps(tmp_path, zero_stage, world_size
     assert same(got, expected)
 
 
-def best_without_its_checkpoint(folder):
-    trainer, _ = prepared(0, **MORE)
-    args = quiet_args(folder, STEPS, **ARGS)
-    trainer.fit(args)
-    root = Path(folder) / "checkpoints"
-    (root / layout.name_of(trainer.run.best_step) / "manifest.json").unlink()
-    with pytest.raises(CheckpointError) as raised:
-        load_best(trainer._make_saver(args, STEPS).checkpoints, trainer.model, trainer.run, METRIC)
-    return str(raised.value)
-
-
 def test_a_best_checkpoint_that_was_damaged_is_an_error_that_says_where_the_last_model_is(tmp_path):
-    (message,) = run_ranks(best_without_its_checkpoint, 1, tmp_path, tmp_path / "a")
+    trainer = start_here(tmp_path, ARGS, **MORE)
+    root, best = tmp_path / "checkpoints", trainer.run.best_step
+    assert best < STEPS, "else the model is there"
+    (root / layout.name_of(best) / "manifest.json").unlink()
+    checkpoints = trainer._make_saver(quiet_args(tmp_path, STEPS, **ARGS), STEPS).checkpoints
+    with pytest.raises(CheckpointError) as raised:
+        load_best(checkpoints, trainer.model, trainer.run, METRIC)
+    message = str(raised.value)
     assert message.startswith("--load_best_at_end: the best step's checkpoint must be there;")
     assert f"checkpoints/global_step{STEPS}: openkto convert_checkpoint makes a model of it." in message

@@ -32,16 +32,21 @@ def evaluate(micro, zero_stage=0, loss_type="kto"):
     return trainer.evaluate()["eval"]
 
 
-def test_evaluation_gives_the_same_numbers_on_any_number_of_ranks(tmp_path):
-    alone = run_ranks(evaluate, 1, tmp_path, 7)[0]
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The numbers of an evaluation on one rank."""
+    return run_ranks(evaluate, 1, tmp_path_factory.mktemp("alone"), 7)[0]
+
+
+def test_evaluation_gives_the_same_numbers_on_any_number_of_ranks(alone, tmp_path):
     assert {"loss", "kl", "rewards/auc", "rewards/accuracy", "rewards/margins", "logps/chosen"} <= alone.keys()
     for world_size, micro, stage in ((2, 1, 0), (3, 2, 0), (2, 2, 3)):
         for values in run_ranks(evaluate, world_size, tmp_path, micro, stage):
             assert values == pytest.approx(alone, rel=1e-5, abs=1e-5)
 
 
-def test_evaluation_pairs_inside_its_own_set_and_clamps_once(tmp_path):
-    values = run_ranks(evaluate, 1, tmp_path, 7)[0]
+def test_evaluation_pairs_inside_its_own_set_and_clamps_once(alone):
+    values = alone
     rows, policy, reference = (
         token_rows([True, False, False, True, False, True, True], seed=4),
         tiny_llama(),
@@ -201,18 +206,13 @@ def test_arguments_that_contradict_the_strategy_are_refused():
 def test_num_tokens_counts_matched_tokens_after_the_cut(tmp_path):
     rows = token_rows(LABELS)
     rows.max_len = int(rows.prompt_lengths.max()) + 3
-    run_ranks(train_rows, 2, tmp_path, tmp_path / "a", rows)
+    plain_trainer(rows, batch=5, micro=2, steps=1).fit(quiet_args(tmp_path / "a", 1, log_batches=True))
     prompts, completions = rows.prompt_lengths, rows.completion_lengths
     expected = int(rows.cut_lengths(prompts, completions).sum())
     (batch,) = batches(tmp_path / "a")
     assert lines(tmp_path / "a", "train")[-1]["num_tokens"] == expected
     # Else the test would not tell matched from mismatched tokens.
     assert expected != int(rows.cut_lengths(prompts[batch["rows"]], completions[batch["kl_rows"]]).sum())
-
-
-def train_rows(folder, rows):
-    trainer, _ = make_trainer(rows, batch=5, micro=2, steps=1)
-    trainer.fit(quiet_args(folder, 1, log_batches=True))
 
 
 def test_the_watchdog_is_told_of_each_batch_that_is_made_and_of_each_step(tmp_path):

@@ -23,16 +23,9 @@ from openkto.trainer.services import Services
 from tests.helpers import stand_in
 from tests.helpers.records import records, worst
 from tests.helpers.runs import STEPS, prepared, start, train_in_starts
+from tests.helpers.stand_in import start_here
 from tests.ranks import run_ranks
 from tests.tiny import quiet_args, token_rows
-
-
-def start_here(folder, args=None, **more):
-    """Train as one start of the command does, in this process on the stand-in; return the trainer."""
-    trainer = stand_in.prepared(**more)
-    trainer.fit(quiet_args(folder, STEPS, **{"load_checkpoint": True} | (args or {})))
-    return trainer
-
 
 # ---- exact ----------------------------------------------------------------------------------------------------------
 
