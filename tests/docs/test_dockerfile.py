@@ -45,6 +45,7 @@ def test_it_runs_without_roots_rights_and_is_tried_while_it_is_built():
     (user,) = told("USER")
     assert user.isdecimal()  # Kubernetes' runAsNonRoot reads no names
     assert int(user) > 0
+    assert f"fsGroup: {user}}}" in (ROOT / "docs/cluster.md").read_text()
     assert any(run.startswith("openkto --version") for run in told("RUN"))
     assert told("ENTRYPOINT") == ['["openkto"]']
 
