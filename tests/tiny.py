@@ -229,6 +229,7 @@ def make_trainer(rows: TokenRowList, *, model=None, zero_stage=0, batch=8, micro
         "gradient_checkpointing": more.pop("gradient_checkpointing", False),
         "use_reentrant": more.pop("use_reentrant", False),
         "compile_backend": more.pop("compile_backend", None),
+        "share_prompts": more.pop("share_prompts", "auto"),
     }
     ref_mode = more.pop("ref_mode", "model")
     is_own_reference = ref_mode == "adapter"

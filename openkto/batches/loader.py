@@ -8,25 +8,26 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from openkto.batches.batch import IntArray, batch_bounds, epoch_order
+from openkto.batches.micro_batch import DUMMY_TOKENS, MicroBatch, TokenRows, collate, cut_pairs
 from openkto.batches.pairing import pair_mismatched
 from openkto.batches.plan import Plan, plan_micro_batches
+from openkto.batches.sharing import PairPlan, plan_shared
 from openkto.errors import ConfigError, DataError
-
-MicroBatch = dict[str, Tensor]
 
 DEFAULT_ROWS = 8  # where neither limit is given
 # The factor for the micro-batches of no_grad forwards, which keep no activations. It fills a GPU; a CPU gains no speed,
 # only memory to fill.
 WITHOUT_GRADIENT = {"cuda": 4, "cpu": 1}
-DUMMY_TOKENS = 2
+# Of a plan that shares prompts: a prompt with its own and the mismatched completion is one row's place for two.
+ROWS_A_PROMPT = 2
+DUMMY_PLACE = -1
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,8 @@ class Layout:
     larger_without_gradient: int = 1  # factor for the micro-batches of no_grad forwards
     measured_tokens: int | None = None  # in a rank's part of a micro-batch, where that was measured
     pad_token_id: int | None = None  # None is the data set's own
-
-
-class TokenRows(Protocol):
-    """What the loader asks of a data set; `UnpairedPreferenceDataset` is one."""
-
-    rows: NDArray[np.int64]
-    labels: NDArray[np.bool_]
-    prompt_keys: NDArray[np.int64]
-    completion_keys: NDArray[np.int64]
-    prompt_lengths: NDArray[np.int32]
-    completion_lengths: NDArray[np.int32]
-    pad_token_id: int
-    name: str
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int) -> dict: ...
-
-    def cut(
-        self, prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]
-    ) -> tuple[list[int], list[int], list[bool]]: ...
-
-    def cut_lengths(self, prompt_lengths: NDArray, completion_lengths: NDArray) -> NDArray: ...
+    shares_prompts: bool = False  # in forwards without gradient
+    shares_pairs: bool = False  # also between matched and mismatched pairs, where a model runs both so
 
 
 class RankBatch(NamedTuple):
@@ -72,11 +52,13 @@ class RankBatch(NamedTuple):
     tokens), each [B, T], where the last two are 1 in the flattened rows (`token_index` [P], `scored_index` [K]),
     `label` [B] (True: desirable), `weight` [B] (float64, the row's own) and `row` [B] (source row numbers, -1 in a
     dummy). Mismatched ones carry the names with `kl_` before them. A dummy micro-batch, which keeps ranks in step,
-    scores no token.
+    scores no token. Where rows share prompts, see `collate`; `place` [B] is then a row's place among the batch's pairs:
+    N matched ones, N mismatched ones, dummies.
     """
 
     matched: list[MicroBatch]
     mismatched: list[MicroBatch]
+    shared: list[MicroBatch]  # both in one, by `place`, for forwards that share prompts; empty where none do
     rows: NDArray[np.int64]  # [N] source row numbers in batch order
     kl_rows: NDArray[np.int64]  # [N] whose completion each was paired with; empty without mismatched pairs
     same_prompt: int  # pairs of the whole batch that share their prompt
@@ -86,40 +68,6 @@ class RankBatch(NamedTuple):
     matched_tokens: int  # of the whole batch, as all below
     mismatched_tokens: int
     slots: int  # what the forwards run: tokens and padding, matched and mismatched
-
-
-def collate(
-    sequences: list[tuple[list[int], list[int], list[bool]]], rows: list[dict], pad_token_id: int
-) -> MicroBatch:
-    """Pad (prompt_ids, completion_ids, completion_mask) triples into one micro-batch; none at all gives a dummy row.
-
-    Args:
-        rows: where each one's label, weight and row number stand.
-    """
-    if not sequences:
-        # A few tokens, none of them scored: enough for every layer to run, and for nothing to count.
-        sequences = [([pad_token_id], [pad_token_id] * (DUMMY_TOKENS - 1), [False] * (DUMMY_TOKENS - 1))]
-        rows = [{"label": False, "weight": 1.0, "row": -1}]
-    longest = max(len(prompt) + len(completion) for prompt, completion, _ in sequences)
-    input_ids_BT = np.full((len(sequences), longest), pad_token_id, dtype=np.int64)
-    attention_mask_BT = np.zeros((len(sequences), longest), dtype=np.int64)
-    loss_mask_BT = np.zeros((len(sequences), longest), dtype=np.bool_)
-    for b, (prompt, completion, mask) in enumerate(sequences):
-        start, end = len(prompt), len(prompt) + len(completion)
-        input_ids_BT[b, :start] = prompt
-        input_ids_BT[b, start:end] = completion
-        attention_mask_BT[b, :end] = 1
-        loss_mask_BT[b, start:end] = mask
-    return {
-        "input_ids": torch.from_numpy(input_ids_BT),
-        "attention_mask": torch.from_numpy(attention_mask_BT),
-        "loss_mask": torch.from_numpy(loss_mask_BT),
-        "token_index": torch.from_numpy(np.flatnonzero(attention_mask_BT)),
-        "scored_index": torch.from_numpy(np.flatnonzero(loss_mask_BT)),
-        "label": torch.tensor([row["label"] for row in rows], dtype=torch.bool),
-        "weight": torch.tensor([row["weight"] for row in rows], dtype=torch.float64),
-        "row": torch.tensor([row["row"] for row in rows], dtype=torch.int64),
-    }
 
 
 def check_pairable(dataset: TokenRows) -> None:
@@ -263,81 +211,111 @@ class KTODataLoader:
         """The tokens in a rank's part of a micro-batch with gradient at most, or None for no limit."""
         return self.max_tokens_per_micro_batch or self.layout.measured_tokens
 
-    def plan(self, lengths_N: IntArray, *, with_gradient: bool) -> Plan:
-        """Deal sequences to ranks and micro-batches under the limits; see `plan_micro_batches`."""
+    def _limits(self, *, with_gradient: bool) -> tuple[int | None, int | None]:
+        """Return the rows and the tokens in a micro-batch at most."""
         factor = 1 if with_gradient else self.layout.larger_without_gradient
         max_rows = None if self.max_rows is None else factor * self.max_rows
         max_tokens = None if self.max_tokens is None else factor * self.max_tokens * self.layout.shared_by
+        return max_rows, max_tokens
+
+    def plan(self, lengths_N: IntArray, *, with_gradient: bool) -> Plan:
+        """Deal sequences to ranks and micro-batches under the limits; see `plan_micro_batches`."""
         return plan_micro_batches(
             lengths_N,
             self.world_size,
-            max_rows,
-            max_tokens,
+            *self._limits(with_gradient=with_gradient),
             packed=self.layout.packed,
             attention_length=self.layout.attention_length,
             apart_at=self.layout.apart_at,
         )
 
+    def plan_pairs(self, pairs_P2: IntArray, *, with_gradient: bool = False) -> PairPlan:
+        """Deal pairs, by whose prompt and whose completion they have, to ranks and micro-batches under the limits."""
+        data, lengths_P = self.dataset, self.pair_lengths(pairs_P2[:, 0], pairs_P2[:, 1])
+        if with_gradient or not self.layout.shares_prompts:
+            return PairPlan(self.plan(lengths_P, with_gradient=with_gradient), lengths_P, np.zeros_like(lengths_P))
+        prompt_P = data.prompt_lengths[pairs_P2[:, 0]].astype(np.int64)
+        if data.truncation == "prompt":
+            # What is left of a prompt that was cut depends on the completion.
+            prompt_P[prompt_P + data.completion_lengths[pairs_P2[:, 1]] > lengths_P] = 0
+        max_rows, max_tokens = self._limits(with_gradient=False)
+        max_rows = None if max_rows is None else ROWS_A_PROMPT * max_rows
+        keys_P, length = data.prompt_keys[pairs_P2[:, 0]], self.layout.attention_length
+        return plan_shared(lengths_P, prompt_P, keys_P, self.world_size, max_rows, max_tokens, attention_length=length)
+
     def make_batch(self, index_N: IntArray) -> RankBatch:
         """Return this rank's share of a global batch, by the positions of its rows in the data set."""
-        data = self.dataset
-        rows_N = data.rows[index_N]
-        lengths_N = self.pair_lengths(index_N, index_N)
-        plan = self.plan(lengths_N, with_gradient=self.shuffle)
-        matched = [self._matched(index_N[shares[self.rank]]) for shares in plan]
-        desirable = sum(int(m["loss_mask"][m["label"]].sum()) for m in matched)
-        lines = [sum(max(1, len(shares[rank])) for shares in plan) for rank in range(self.world_size)]
+        data, place_N = self.dataset, np.arange(len(index_N))
+        own_N2 = np.stack([index_N, index_N], axis=1)
+        planned = self.plan_pairs(own_N2, with_gradient=self.shuffle)
+        matched = self._of_rank(own_N2, planned, place_N)
         batch = RankBatch(
             matched=matched,
             mismatched=[],
-            rows=rows_N,
+            shared=[],
+            rows=data.rows[index_N],
             kl_rows=np.empty(0, dtype=np.int64),
             same_prompt=0,
             same_completion=0,
-            desirable_tokens=desirable,
-            matched_lines=lines,
-            matched_tokens=int(lengths_N.sum()),
+            desirable_tokens=sum(int(m["loss_mask"][m["label"]].sum()) for m in matched),
+            matched_lines=[
+                sum(max(1, len(shares[rank])) for shares in planned.plan) for rank in range(self.world_size)
+            ],
+            matched_tokens=int(self.pair_lengths(index_N, index_N).sum()),
             mismatched_tokens=0,
-            slots=self._slots(plan, lengths_N),
+            slots=self._slots(planned),
         )
         if not self.needs_mismatched:
-            return batch
+            return batch._replace(shared=self._shared(own_N2))
         prompts_N, completions_N = data.prompt_keys[index_N], data.completion_keys[index_N]
         partner_N = pair_mismatched(prompts_N, completions_N)
         same_prompt_N = prompts_N == prompts_N[partner_N]
         same_completion_N = (completions_N == completions_N[partner_N]) & ~same_prompt_N
-        pair_lengths_N = self.pair_lengths(index_N, index_N[partner_N])
-        plan = self.plan(pair_lengths_N, with_gradient=False)
-        shares_of_rank = [shares[self.rank] for shares in plan]
+        pairs_N2 = np.stack([index_N, index_N[partner_N]], axis=1)
+        planned = self.plan_pairs(pairs_N2)
+        mismatched = self._of_rank(pairs_N2, planned, len(index_N) + place_N)
         return batch._replace(
-            mismatched=[self._mismatched(index_N[share], index_N[partner_N][share]) for share in shares_of_rank],
-            kl_rows=rows_N[partner_N],
+            mismatched=[{f"kl_{name}": tensor for name, tensor in m.items()} for m in mismatched],
+            shared=self._shared(np.concatenate([own_N2, pairs_N2])),
+            kl_rows=batch.rows[partner_N],
             same_prompt=int(same_prompt_N.sum()),
             same_completion=int(same_completion_N.sum()),
-            mismatched_tokens=int(pair_lengths_N.sum()),
-            slots=batch.slots + self._slots(plan, pair_lengths_N),
+            mismatched_tokens=int(planned.run_P.sum()),
+            slots=batch.slots + self._slots(planned),
         )
 
-    def _slots(self, plan: Plan, lengths_N: IntArray) -> int:
+    def _shared(self, pairs_P2: IntArray) -> list[MicroBatch]:
+        """Return this rank's share of all pairs in one plan, or nothing where no prompt would run once less."""
+        if not self.layout.shares_pairs:
+            return []
+        planned = self.plan_pairs(pairs_P2)
+        return self._of_rank(pairs_P2, planned, np.arange(len(pairs_P2))) if planned.reused_P.any() else []
+
+    def _slots(self, planned: PairPlan) -> int:
         """Return the places for tokens that all ranks' forwards of a plan run through."""
-        shares = [lengths_N[share] for shares in plan for share in shares if len(share)]
+        shares = [planned.run_P[share] for shares in planned.plan for share in shares if len(share)]
         sizes = [int(share.sum()) if self.layout.packed else len(share) * int(share.max()) for share in shares]
-        sizes += [DUMMY_TOKENS] * (sum(map(len, plan)) - len(shares))
+        sizes += [DUMMY_TOKENS] * (sum(map(len, planned.plan)) - len(shares))
         # Tokens are shared evenly.
         return sum(size + -size % self.layout.shared_by for size in sizes)
 
-    def _matched(self, index: IntArray) -> MicroBatch:
-        data = self.dataset
-        rows = [data[int(i)] for i in index]
-        sequences = [data.cut(r["prompt_ids"], r["completion_ids"], r["completion_mask"]) for r in rows]
-        return self._pinned(collate(sequences, rows, self.pad_token_id))
+    def _of_rank(self, pairs_P2: IntArray, planned: PairPlan, place_P: IntArray) -> list[MicroBatch]:
+        batches = []
+        for share in (shares[self.rank] for shares in planned.plan):
+            batch = self.micro_batch(pairs_P2[share], planned.reused_P[share])
+            if self.layout.shares_pairs:
+                batch["place"] = torch.from_numpy(place_P[share] if len(share) else np.array([DUMMY_PLACE]))
+            batches.append(self._pinned(batch))
+        return batches
 
-    def _mismatched(self, index: IntArray, partner: IntArray) -> MicroBatch:
-        data = self.dataset
-        pairs = [(data[int(i)], data[int(j)]) for i, j in zip(index, partner, strict=True)]
-        sequences = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
-        batch = self._pinned(collate(sequences, [x for x, _ in pairs], self.pad_token_id))
-        return {f"kl_{name}": tensor for name, tensor in batch.items()}
+    def micro_batch(self, pairs_B2: IntArray, reused_B: IntArray) -> MicroBatch:
+        """Return pairs as a micro-batch, with the prompts' labels and row numbers; no pairs give a dummy row.
+
+        Args:
+            reused_B: [B], see `collate`.
+        """
+        rows = [self.dataset[int(i)] for i in pairs_B2[:, 0]]
+        return collate(cut_pairs(self.dataset, pairs_B2), rows, self.pad_token_id, reused_B)
 
     def _pinned(self, micro_batch: MicroBatch) -> MicroBatch:
         if not self.pin_memory:

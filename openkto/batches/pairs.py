@@ -10,11 +10,9 @@ import hashlib
 import numpy as np
 
 from openkto.batches.batch import IntArray
-from openkto.batches.loader import KTODataLoader, MicroBatch, TokenRows, collate
+from openkto.batches.loader import KTODataLoader
+from openkto.batches.micro_batch import MicroBatch
 from openkto.batches.pairing import pair_mismatched
-from openkto.batches.plan import Plan
-
-Sequence = tuple[list[int], list[int], list[bool]]
 
 
 def pairs_of_run(loader: KTODataLoader, total_steps: int) -> IntArray:
@@ -31,23 +29,6 @@ def pairs_of_run(loader: KTODataLoader, total_steps: int) -> IntArray:
                 found.append(index_N * n + index_N[partner_N])
         codes = np.unique(np.concatenate(found))
     return np.stack(np.divmod(codes, max(n, 1)), axis=1)
-
-
-def cut_pairs(data: TokenRows, pairs_P2: IntArray) -> list[Sequence]:
-    """Return the pairs' tokens after the cut: prompt ids, completion ids, which of those are scored."""
-    rows = [(data[int(i)], data[int(j)]) for i, j in pairs_P2]
-    return [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in rows]
-
-
-def pair_batch(loader: KTODataLoader, pairs_B2: IntArray) -> MicroBatch:
-    """Return the pairs as a micro-batch, with the prompts' labels and row numbers; no pairs give a dummy row."""
-    data = loader.dataset
-    return collate(cut_pairs(data, pairs_B2), [data[int(i)] for i in pairs_B2[:, 0]], loader.pad_token_id)
-
-
-def plan_pairs(loader: KTODataLoader, pairs_P2: IntArray) -> Plan:
-    """Deal pairs to ranks and micro-batches under the loader's limits: plan[m][rank], positions in `pairs_P2`."""
-    return loader.plan(loader.pair_lengths(pairs_P2[:, 0], pairs_P2[:, 1]), with_gradient=False)
 
 
 def sequence_key(prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]) -> bytes:

@@ -6,12 +6,13 @@ What a plan costs is the sum over its micro-batches of the slowest rank's, since
 (ZeRO-3 gathers parameters in step). A row of L tokens costs L + L^2 / `attention_length`: the dense layers' work and
 attention's, in tokens.
 
-Shapes:  N = rows in the global batch, R = ranks, M = micro-batches, S = segments.
+Shapes:  N = rows in the global batch, R = ranks, M = micro-batches, U = units, S = segments.
 """
 
 import heapq
 import math
 from bisect import bisect_left
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from openkto.batches.batch import IntArray
 
 Plan = list[list[IntArray]]  # plan[m][rank], the batch positions of that rank's micro-batch m
-Bins = list[list[int]]  # of each rank, the rows, as places in the order from the longest to the shortest
+Bins = list[list[int]]  # of each rank, the rows or units, as places in the order from the largest to the smallest
 
 # What a padded micro-batch costs besides its tokens, in tokens: small enough for little padding, large enough that not
 # every row gets a micro-batch of its own.
@@ -70,14 +71,45 @@ def plan_micro_batches(
             plan = plan_micro_batches(lengths_N[index_N], *limits, packed=packed, attention_length=attention_length)
             apart += [[index_N[share] for share in shares] for shares in plan]
         return apart
-    longest_first_N = np.argsort(-lengths_N, kind="stable").astype(np.int64)
-    fill, plan = _packed_waves if packed else _padded_waves, []
-    parts = -(-len(lengths_N) // max(ROWS_AT_A_TIME, 8 * num_ranks))
-    for part in range(parts):
-        order_N = longest_first_N[part::parts]
-        waves = fill(lengths_N[order_N], num_ranks, max_rows, max_tokens, attention_length)
-        plan += [[order_N[np.array(rows, dtype=np.int64)] for rows in wave] for wave in waves]
+    if packed:
+        one_N = np.ones(len(lengths_N), dtype=np.int64)
+        return plan_packed(lengths_N, row_costs(lengths_N, attention_length), one_N, num_ranks, max_rows, max_tokens)
+    plan = []
+    for order_N in _parts(lengths_N, num_ranks):
+        waves = _padded_waves(lengths_N[order_N], num_ranks, max_rows, max_tokens, attention_length)
+        plan += _as_plan(waves, order_N)
     return plan
+
+
+def plan_packed(
+    tokens_U: IntArray,
+    cost_U: NDArray[np.float64],
+    rows_U: IntArray,
+    num_ranks: int,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
+) -> Plan:
+    """Deal units that are laid end to end to ranks and micro-batches: rows, or several that share their prompt.
+
+    Args:
+        tokens_U, cost_U, rows_U: [U], what each unit has of them.
+    """
+    plan = []
+    for order_U in _parts(cost_U, num_ranks):
+        tokens, cost, rows = tokens_U[order_U], cost_U[order_U], rows_U[order_U]
+        plan += _as_plan(_packed_waves(tokens, cost, rows, num_ranks, max_rows, max_tokens), order_U)
+    return plan
+
+
+def _parts(size_U: NDArray[Any], num_ranks: int) -> list[IntArray]:
+    """Return the units from the largest on, in parts that are planned at a time."""
+    largest_first_U = np.argsort(-size_U, kind="stable").astype(np.int64)
+    parts = -(-len(size_U) // max(ROWS_AT_A_TIME, 8 * num_ranks))
+    return [largest_first_U[part::parts] for part in range(parts)]
+
+
+def _as_plan(waves: list[Bins], order_U: IntArray) -> Plan:
+    return [[order_U[np.array(units, dtype=np.int64)] for units in wave] for wave in waves]
 
 
 def plan_cost(waves: list[Bins], cost_N: NDArray[np.float64]) -> float:
@@ -89,39 +121,57 @@ def plan_cost(waves: list[Bins], cost_N: NDArray[np.float64]) -> float:
 
 
 def _packed_waves(
-    sorted_N: IntArray, num_ranks: int, max_rows: int | None, max_tokens: int | None, attention_length: float
+    tokens_U: IntArray,
+    cost_U: NDArray[np.float64],
+    rows_U: IntArray,
+    num_ranks: int,
+    max_rows: int | None,
+    max_tokens: int | None,
 ) -> list[Bins]:
-    """Take the fewest micro-batches that hold the rows; of two ways to fill them, the cheaper."""
-    cost_N = row_costs(sorted_N, attention_length)
-    rows, tokens = max_rows or len(sorted_N), max_tokens or int(sorted_N.sum())
-    within = int(np.minimum(sorted_N, tokens).sum())
-    fewest = max(-(-len(sorted_N) // (rows * num_ranks)), -(-within // (tokens * num_ranks)))
-    lengths, costs = sorted_N.tolist(), cost_N.tolist()
-    num_waves, most = max(1, fewest), -(-len(sorted_N) // num_ranks)
+    """Take the fewest micro-batches that hold the units; of two ways to fill them, the cheaper."""
+    limits = max_rows or int(rows_U.sum()), max_tokens or int(tokens_U.sum())
+    fewest = [
+        -(-int(np.minimum(size_U, limit).sum()) // (limit * num_ranks))
+        for size_U, limit in zip((rows_U, tokens_U), limits, strict=True)
+    ]
+    tokens, costs, rows = tokens_U.tolist(), cost_U.tolist(), rows_U.tolist()
+    num_waves, most = max(1, *fewest), -(-len(tokens) // num_ranks)
+    is_in_turn = max(rows) == 1  # which is made for units whose tokens and costs have one order
     while True:
-        even = _fill_evenly(lengths, costs, num_ranks, rows, tokens, num_waves)
-        in_turn = _fill_in_turn(lengths, costs, num_ranks, rows, tokens, num_waves) if num_waves > 1 else None
-        found = [[wave for wave in waves if any(wave)] for waves in (even, in_turn) if waves is not None]
-        if found:
-            return min(found, key=lambda waves: plan_cost(waves, cost_N))
-        assert num_waves < most, "a micro-batch for each row always serves"
+        found = [_fill_evenly(tokens, costs, rows, num_ranks, *limits, num_waves)]
+        if num_waves > 1 and is_in_turn:
+            found.append(_fill_in_turn(tokens, costs, num_ranks, *limits, num_waves))
+        full = [[wave for wave in waves if any(wave)] for waves in found if waves is not None]
+        if full:
+            return min(full, key=lambda waves: plan_cost(waves, cost_U))
+        assert num_waves < most, "a micro-batch for each unit always serves"
         # One more at a time would take minutes where thousands are lacking: rows a little over half the limit.
         num_waves = min(num_waves + 1 + num_waves // 64, most)
 
 
 def _fill_evenly(
-    lengths: list[int], costs: list[float], num_ranks: int, max_rows: int, max_tokens: int, num_waves: int
+    lengths: list[int],
+    costs: list[float],
+    rows: list[int],
+    num_ranks: int,
+    max_rows: int,
+    max_tokens: int,
+    num_waves: int,
 ) -> list[Bins] | None:
-    """Give each row, from the longest on, to the cheapest bin of all micro-batches that has room, or return None.
+    """Give each unit, from the dearest on, to the cheapest bin of all micro-batches that has room, or return None.
 
     Source: longest-processing-time-first scheduling (Graham 1969).
     """
     bins: Bins = [[] for _ in range(num_ranks * num_waves)]
-    load, tokens = [0.0] * len(bins), [0] * len(bins)
+    load, tokens, filled = [0.0] * len(bins), [0] * len(bins), [0] * len(bins)
     cheapest = [(0.0, b) for b in range(len(bins))]
+
+    def has_room(b: int, i: int) -> bool:
+        return not bins[b] or (tokens[b] + lengths[i] <= max_tokens and filled[b] + rows[i] <= max_rows)
+
     for i, length in enumerate(lengths):
         passed = []
-        while cheapest and bins[cheapest[0][1]] and tokens[cheapest[0][1]] + length > max_tokens:
+        while cheapest and not has_room(cheapest[0][1], i):
             passed.append(heapq.heappop(cheapest))
         if not cheapest:
             return None
@@ -129,9 +179,10 @@ def _fill_evenly(
         bins[b].append(i)
         load[b] += costs[i]
         tokens[b] += length
+        filled[b] += rows[i]
         for one in passed:
             heapq.heappush(cheapest, one)
-        if len(bins[b]) < max_rows:
+        if filled[b] < max_rows:
             heapq.heappush(cheapest, (load[b], b))
     by_cost = sorted(range(len(bins)), key=lambda b: -load[b])
     return [[bins[b] for b in by_cost[m * num_ranks : (m + 1) * num_ranks]] for m in range(num_waves)]

@@ -128,8 +128,10 @@ def prepare_models(
     if ref_actor is not None:
         ref_model = strategy.prepare_frozen(ref_actor, offload=config.deepspeed.ref_offload)
     check_forwards(config, strategy, actor, ref_actor, ref_model)
-    plan_for(loaders, actor, *([] if ref_actor is None else [ref_actor]))
-    return model, make_reference(model, actor, cached or ref_model, strategy)
+    others = [] if ref_actor is None else [ref_actor]
+    reference = make_reference(model, actor, cached or ref_model, strategy)
+    plan_for(loaders, actor, *others, reference=reference, by_token=config.loss.facts.by_token)
+    return model, reference
 
 
 def stop_if_asked(strategy: DeepspeedStrategy, stop: StopRequest) -> None:

@@ -90,6 +90,12 @@ class ModelConfig:
         "put the rows of a micro-batch end to end, without padding; auto does so if the model's attention supports it",
         choices=PACKING,
     )
+    share_prompts: str = option(
+        "auto",
+        "in forwards without gradient run a prompt once for all of its completions in the batch: the reference's, and "
+        "evaluation's; auto does so if rows are packed with OpenKTO's own attention, and says why if not",
+        choices=PACKING,
+    )
     param_dtype: str | None = option(
         None,
         "the dtype that the model computes in; the optimizer's copy is always fp32",

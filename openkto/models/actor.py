@@ -29,7 +29,7 @@ from openkto.models.loading import load_model
 from openkto.models.log_probs import logit_map_of, row_sums, token_entropies, token_log_probs
 from openkto.models.lora_targets import describe_targets
 from openkto.models.onednn import use_onednn
-from openkto.models.packing import PACKED, PACKING_ATTENTION, Sharers, own_slice, pack, start_packing
+from openkto.models.packing import PACKED, PACKING_ATTENTION, Sharers, own_slice, pack, predictors, start_packing
 from openkto.models.randomness import disable_randomness
 from openkto.models.recompute import recompute_activations
 from openkto.models.split_plan import Style, check_heads, split_plan
@@ -57,6 +57,7 @@ class Actor(nn.Module):
         dtype: of the parameters, when loading.
         attn_implementation: `auto` or a name that transformers knows, when loading.
         packing: lay a micro-batch's rows end to end, without padding; `auto` does where the model's attention can.
+        share_prompts: let forwards without gradient run a prompt once; see `openkto/trainer/planning.py`.
         trust_remote_code: run the model's own Python, when loading.
         gradient_checkpointing: recompute the layers' activations in the backward pass, or, "selective", those that
             cost little; see `openkto/models/recompute.py`.
@@ -79,6 +80,7 @@ class Actor(nn.Module):
         dtype: torch.dtype = torch.float32,
         attn_implementation: str = "auto",
         packing: PackingChoice = "auto",
+        share_prompts: PackingChoice = "auto",
         trust_remote_code: bool = False,
         gradient_checkpointing: bool | str = False,
         use_reentrant: bool = False,
@@ -117,7 +119,7 @@ class Actor(nn.Module):
         self.logit_map = logit_map_of(config)
         self.num_experts, self.experts_per_token = expert_counts(self.model)
         self.changes = disable_randomness(self.model)
-        self.packing = packing
+        self.packing, self.share_prompts, self.shared_differs = packing, share_prompts, False
         self.attention_without_packing = self.model.config._attn_implementation
         self.packs = start_packing(self.model, packing, attn_implementation)
         self.sharers: Sharers | None = None
@@ -218,6 +220,8 @@ class Actor(nn.Module):
         loss_mask: Tensor,
         token_index: Tensor | None = None,
         scored_index: Tensor | None = None,
+        place_index: Tensor | None = None,
+        query_bounds: Tensor | None = None,
         *,
         with_entropy: bool = False,
         with_balancing_loss: bool = False,
@@ -233,6 +237,7 @@ class Actor(nn.Module):
             loss_mask: [B, T], True on scored tokens; never on a row's first token.
             token_index: [P], where `attention_mask` is 1 in the flattened rows.
             scored_index: [K], where `loss_mask` is True in them.
+            place_index, query_bounds: see `SharedPrompts`, where rows share prompts and `token_index` has each once.
             with_entropy: also sum the entropies of the distributions that predict them.
             with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961v3, equation
                 4).
@@ -242,12 +247,11 @@ class Actor(nn.Module):
             token_index, scored_index = (mask.flatten().nonzero()[:, 0] for mask in (attention_mask, loss_mask))
         inputs: dict[str, Any]
         if self.packs:
-            packed = pack(input_ids, attention_mask, token_index)
+            packed = pack(input_ids, attention_mask, token_index, place_index, query_bounds)
             inputs = packed.for_model()
             if self.sharers is not None:
                 inputs = own_slice(packed, self.sharers).for_model() | {"sharers": self.sharers}
-            # A token's place among the packed ones; the place before it predicts it.
-            predictor_K = attention_mask.flatten().cumsum(0).index_select(0, scored_index) - 2
+            predictor_K = predictors(attention_mask, scored_index, place_index)
         else:
             # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention
             # has faster kernels.

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from openkto.errors import ConfigError
-from openkto.models.packing import UnknownAttention
+from openkto.models.packing import PACKED, UnknownAttention
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,8 @@ def check_forward(
 ) -> None:
     """Compare a short forward of an `Actor` with the model's own logits.
 
-    Where packing is `auto` and the rows of a packed forward do not stay apart, they are padded from then on.
+    Where packing is `auto` and the rows of a packed forward do not stay apart, they are padded from then on. Rows that
+    share their prompt are compared, too; where that moves them, prompts are not shared.
 
     Args:
         tolerance: nats a token.
@@ -54,6 +55,9 @@ def check_forward(
             actor.stop_packing()
             log.warning("warning: %s does not keep packed rows apart; they are padded.", kind)
             worst = _distance(actor, theirs_B, with_balancing_loss)
+        if actor.packs and actor.sharers is None and actor.model.config._attn_implementation == PACKED:
+            moved = _distance(actor, theirs_B, with_balancing_loss, **_shared_prompt(actor))
+            actor.shared_differs = not moved <= tolerance
     if not worst <= tolerance:
         raise ConfigError(
             f"{place}: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
@@ -95,7 +99,19 @@ def _own_log_probs(actor: Any, tolerance: float, place: str) -> Tensor:
     return torch.stack([tokens_BT[0].sum(), tokens_BT[1, : CUT - 1].sum()])
 
 
-def _distance(actor: Any, theirs_B: Tensor, with_balancing_loss: bool) -> float:
+def _shared_prompt(actor: Any) -> dict[str, Tensor]:
+    """Return what tells an `Actor` that the second row's first tokens run in the first one."""
+    device, whole, own = actor.language_model.device, torch.arange(TOKENS), torch.arange(CUT - SHARED)
+    layout = {
+        "token_index": torch.cat([whole, TOKENS + SHARED + own]),
+        "place_index": torch.cat([whole, whole[:SHARED], TOKENS + own]),
+        "query_bounds": torch.tensor([0, TOKENS, TOKENS + len(own)], dtype=torch.int32),
+        "scored_index": torch.cat([whole[1:], TOKENS + whole[1:CUT]]),
+    }
+    return {name: index.to(device) for name, index in layout.items()}
+
+
+def _distance(actor: Any, theirs_B: Tensor, with_balancing_loss: bool, **shared: Tensor) -> float:
     """Return by how much the log-probabilities as the trainer runs the rows differ at most, in nats a token."""
     ids_BT = _rows(actor)
     tokens_B = torch.tensor([TOKENS, CUT], device=ids_BT.device)
@@ -106,7 +122,7 @@ def _distance(actor: Any, theirs_B: Tensor, with_balancing_loss: bool) -> float:
     # Nothing may be random in training mode either; an adapter's own dropout may.
     actor.train(not actor.has_adapter)
     try:
-        ours = actor(ids_BT, real_BT.long(), scored_BT, with_balancing_loss=with_balancing_loss)
+        ours = actor(ids_BT, real_BT.long(), scored_BT, with_balancing_loss=with_balancing_loss, **shared)
     except UnknownAttention:
         return float("nan")
     finally:

@@ -111,6 +111,13 @@ class Sharers(Protocol):
     def together(self, own: Tensor) -> Tensor: ...
 
 
+class SharedPrompts(NamedTuple):
+    """How rows stand in a packed row that has the prompt of several of them only once."""
+
+    place_index: Tensor  # [A]: of each token of the whole rows, row by row, the place in the packed row
+    query_bounds: Tensor  # [B + 1] int32: what runs of row b is tokens query_bounds[b] to query_bounds[b + 1]
+
+
 class Packed(NamedTuple):
     """A micro-batch as one row."""
 
@@ -118,10 +125,11 @@ class Packed(NamedTuple):
     position_ids: Tensor  # [1, P], from 0 in each row
     bounds: Tensor  # [B + 1] int32: row b is tokens bounds[b] to bounds[b + 1]
     longest: int
+    shared: SharedPrompts | None = None
 
     def for_model(self) -> dict[str, Any]:
-        """Return the keyword arguments of a transformers model; the last four are those of its flash attention."""
-        return {
+        """Return the keyword arguments of a transformers model; those of bounds are its flash attention's."""
+        inputs = {
             "input_ids": self.input_ids,
             "position_ids": self.position_ids,
             "cu_seq_lens_q": self.bounds,
@@ -129,25 +137,45 @@ class Packed(NamedTuple):
             "max_length_q": self.longest,
             "max_length_k": self.longest,
         }
+        if self.shared is not None:
+            inputs |= {"cu_seq_lens_q": self.shared.query_bounds, "key_index": self.shared.place_index}
+        return inputs
 
 
-def pack(input_ids: Tensor, attention_mask: Tensor, token_index: Tensor) -> Packed:
+def pack(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    token_index: Tensor,
+    place_index: Tensor | None = None,
+    query_bounds: Tensor | None = None,
+) -> Packed:
     """Lay the rows end to end; nothing here makes a GPU's host wait.
 
     Args:
         input_ids: [B, T], padded on the right.
         attention_mask: [B, T], 1 on tokens, 0 on padding.
-        token_index: [P], where the tokens stand in the flattened rows.
+        token_index: [P], where the tokens that run stand in the flattened rows.
+        place_index, query_bounds: see `SharedPrompts`, where the prompts of some rows run in another row.
     """
     longest = input_ids.shape[1]
     bounds = F.pad(attention_mask.sum(1).cumsum(0), (1, 0)).int()
     ids_P = input_ids.flatten().index_select(0, token_index)
-    return Packed(ids_P[None], (token_index % longest)[None], bounds, longest)
+    shared = None
+    if place_index is not None and query_bounds is not None:
+        shared = SharedPrompts(place_index, query_bounds)
+    return Packed(ids_P[None], (token_index % longest)[None], bounds, longest, shared)
+
+
+def predictors(attention_mask: Tensor, scored_index: Tensor, place_index: Tensor | None = None) -> Tensor:
+    """Return where the tokens stand in the packed row that predict the scored ones, [K]: those before them."""
+    before_K = attention_mask.flatten().cumsum(0).index_select(0, scored_index) - 2
+    return before_K if place_index is None else place_index.index_select(0, before_K)
 
 
 def own_slice(packed: Packed, sharers: Sharers) -> Packed:
     """Return this rank's slice of the row, made a multiple of the ranks by a further row, with the whole's bounds."""
-    ids, positions, bounds, longest = packed
+    ids, positions, bounds, longest, shared = packed
+    assert shared is None, "ranks that share tokens get rows whose prompts are their own"
     extra = -ids.shape[1] % sharers.size
     if extra:
         ids = F.pad(ids, (0, extra))
@@ -168,7 +196,9 @@ def packed_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | None = None,
+    key_index: Tensor | None = None,
     sharers: Sharers | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -183,6 +213,9 @@ def packed_attention(
         scaling: of the scores; None is 1 / sqrt(D).
         sliding_window: how many tokens back, its own included, a token sees.
         cu_seq_lens_q: [B + 1] int32, the rows' bounds.
+        cu_seq_lens_k: likewise, of their keys and values, where `key_index` is given.
+        key_index: [A], the places of each row's keys and values where it also sees tokens of another row; its own
+            tokens are the last of these.
         max_length_q: the longest row's tokens, or more.
         sharers: the ranks that hold the slices of this row, each its own.
         others: what this kind of model hands to every attention function.
@@ -222,12 +255,16 @@ def packed_attention(
         cu_seq_lens_q = torch.arange(batch + 1, dtype=torch.int32, device=query.device) * length
         max_length_q = length
     assert max_length_q is not None, "the bounds of packed rows come with the longest one's length"
+    bounds = cu_seq_lens_q, cu_seq_lens_q
+    if key_index is not None:
+        assert cu_seq_lens_k is not None, "keys of other rows come with their bounds"
+        key_PGD, value_PGD = (heads.index_select(0, key_index) for heads in (key_PGD, value_PGD))
+        bounds = cu_seq_lens_q, cu_seq_lens_k
     fits = max(query.shape[-1], value.shape[-1]) <= LARGEST_HEAD
     if query.is_cuda and dtype in (torch.bfloat16, torch.float16) and fits:
-        bounds, longest = cu_seq_lens_q, max_length_q
-        out_PAD = _in_one_kernel(query_PAD, key_PGD, value_PGD, bounds, longest, scaling, sliding_window)
+        out_PAD = _in_one_kernel(query_PAD, key_PGD, value_PGD, bounds, max_length_q, scaling, sliding_window)
     else:
-        out_PAD = _row_by_row(query_PAD, key_PGD, value_PGD, cu_seq_lens_q, scaling, sliding_window)
+        out_PAD = _row_by_row(query_PAD, key_PGD, value_PGD, bounds, scaling, sliding_window)
     return out_PAD.reshape(batch, length, *out_PAD.shape[1:]), None
 
 
@@ -240,7 +277,7 @@ def _in_one_kernel(
     query_PAD: Tensor,
     key_PGD: Tensor,
     value_PGD: Tensor,
-    bounds: Tensor,
+    bounds: tuple[Tensor, Tensor],
     longest: int,
     scaling: float | None,
     sliding_window: int | None,
@@ -255,14 +292,13 @@ def _in_one_kernel(
     value_size = value_PGD.shape[-1]
     size = -(-max(query_PAD.shape[-1], value_size) // 8) * 8
     query_PAD, key_PGD, value_PGD = (_widened(heads, size) for heads in (query_PAD, key_PGD, value_PGD))
-    # The kernel counts the tokens before a token's own.
+    # The kernel counts the tokens before a token's own, and takes a row's queries to be those of its last keys.
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
     out: Any = varlen_attn(
         query_PAD,
         key_PGD,
         value_PGD,
-        bounds,
-        bounds,
+        *bounds,
         longest,
         longest,
         scale=scaling,
@@ -283,24 +319,24 @@ def _row_by_row(
     query_PAD: Tensor,
     key_PGD: Tensor,
     value_PGD: Tensor,
-    bounds: Tensor,
+    bounds: tuple[Tensor, Tensor],
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:
     rows = []
     is_grouped = query_PAD.shape[1] != key_PGD.shape[1]
-    lengths = [end - start for start, end in pairwise(bounds.tolist())]
+    asking, seen = ([end - start for start, end in pairwise(ends.tolist())] for ends in bounds)
     # Split, since the gradients of slices would each be as long as the whole.
-    split = (heads.split(lengths) for heads in (query_PAD, key_PGD, value_PGD))
-    for length, *own in zip(lengths, *split, strict=True):
+    split = query_PAD.split(asking), key_PGD.split(seen), value_PGD.split(seen)
+    for queries, keys, *own in zip(asking, seen, *split, strict=True):
         query, key, value = (heads.transpose(0, 1)[None] for heads in own)
-        is_narrow = sliding_window is not None and length > sliding_window
+        is_whole = queries == keys and (sliding_window is None or keys <= sliding_window)
         out = F.scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=_band(length, sliding_window, query.device) if is_narrow else None,
-            is_causal=not is_narrow,
+            attn_mask=None if is_whole else _band(queries, keys, sliding_window, query.device),
+            is_causal=is_whole,
             scale=scaling,
             enable_gqa=is_grouped,
         )
@@ -308,10 +344,10 @@ def _row_by_row(
     return torch.cat(rows)
 
 
-def _band(length: int, sliding_window: int | None, device: torch.device) -> Tensor:
-    """Return which tokens, [length, length], see which: those of a causal window."""
-    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return seen if sliding_window is None else seen.triu(1 - sliding_window)
+def _band(queries: int, keys: int, sliding_window: int | None, device: torch.device) -> Tensor:
+    """Return which of a row's last tokens see which of all of them, [queries, keys]: those of a causal window."""
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return seen if sliding_window is None else seen.triu(keys - queries + 1 - sliding_window)
 
 
 AttentionInterface.register(PACKED, packed_attention)

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from openkto.batches.loader import MicroBatch, RankBatch
+from openkto.batches.loader import RankBatch
+from openkto.batches.micro_batch import MicroBatch
 from openkto.distributed.gather import whole_shape
 from openkto.models.experts import expert_banks
 from openkto.models.packing import layer_kinds
@@ -60,9 +62,14 @@ class ForwardWork:
         whole = sum(size for window, size in self.attention if window is None)
         return self.body / whole if whole else math.inf
 
-    def forward(self, lengths_B: Tensor, scored: int) -> float:
-        """Return the work of a forward on rows of these lengths, of whose tokens this many are scored."""
-        return 2 * (self.body * int(lengths_B.sum()) + self.head * scored) + self._attention(lengths_B)
+    def forward(self, lengths_B: Tensor, scored: int, reused_B: Tensor | None = None) -> float:
+        """Return the work of a forward on rows of these lengths, of whose tokens this many are scored.
+
+        Args:
+            reused_B: [B], how many of each row's first tokens run in another row.
+        """
+        whole = 2 * (self.body * int(lengths_B.sum()) + self.head * scored) + self._attention(lengths_B)
+        return whole if reused_B is None else whole - self.forward(reused_B, 0)
 
     def training(self, lengths_B: Tensor, scored: int) -> float:
         """Return the work of a forward and its backward.
@@ -92,21 +99,26 @@ class StepWork:
 
     def of(self, batch: RankBatch) -> float:
         """Return the FLOPs that this share of a global batch needs."""
-        flops = 0.0
-        for lengths_B, scored in _sizes(batch.matched, ""):
-            flops += self.policy.training(lengths_B, scored)
-            flops += self.reference.forward(lengths_B, scored) if self.reference else 0.0
-        for lengths_B, scored in _sizes(batch.mismatched, "kl_"):
-            flops += self.policy.forward(lengths_B, scored)
-            flops += self.reference.forward(lengths_B, scored) if self.reference else 0.0
+        matched, mismatched, shared = (
+            list(_sizes(micro_batches, prefix))
+            for micro_batches, prefix in ((batch.matched, ""), (batch.mismatched, "kl_"), (batch.shared, ""))
+        )
+        flops = sum(self.policy.training(lengths_B, scored) for lengths_B, scored, _ in matched)
+        flops += sum(self.policy.forward(*sizes) for sizes in mismatched)
+        if self.reference is not None:
+            flops += sum(self.reference.forward(*sizes) for sizes in shared or [*matched, *mismatched])
         return flops
 
 
-def _sizes(micro_batches: list[MicroBatch], prefix: str) -> Iterator[tuple[Tensor, int]]:
-    """Yield the lengths of each micro-batch's real rows, and how many of their tokens are scored."""
+def _sizes(micro_batches: list[MicroBatch], prefix: str) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """Yield of each micro-batch its real rows' lengths, the number of scored tokens, and what each row reuses."""
     for micro_batch in micro_batches:
-        scored_BT = micro_batch[f"{prefix}loss_mask"]
-        yield micro_batch[f"{prefix}attention_mask"].sum(1)[scored_BT.any(1)], int(scored_BT.sum())
+        lengths_B, scored_BT = micro_batch[f"{prefix}attention_mask"].sum(1), micro_batch[f"{prefix}loss_mask"]
+        reused_B, bounds = torch.zeros_like(lengths_B), micro_batch.get(f"{prefix}query_bounds")
+        if bounds is not None:
+            reused_B = lengths_B - bounds.diff()
+        real_B = scored_BT.any(1)
+        yield lengths_B[real_B], int(scored_BT.sum()), reused_B[real_B]
 
 
 def step_work(actor: Any, ref_model: Any) -> StepWork:

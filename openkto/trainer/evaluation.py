@@ -8,7 +8,7 @@ import torch
 from openkto.batches.loader import KTODataLoader
 from openkto.models.loss import KTOLoss
 from openkto.report.metrics import MetricWindow
-from openkto.trainer.forwards import forward, forward_without_gradient, read_rows, row_columns, to_device
+from openkto.trainer.forwards import forward_without_gradient, read_rows, row_columns, to_device
 from openkto.trainer.protocols import Reference, Strategy
 
 
@@ -34,12 +34,14 @@ def evaluate_set(
     """
     window, place = MetricWindow(loss), f"evaluation set {name}"
     for batch in loader:
-        before = forward_without_gradient(model, reference, strategy, loss, batch, place, between, shift or 0.0)
+        before = forward_without_gradient(
+            model, reference, strategy, loss, batch, place, between, shift or 0.0, with_matched=True
+        )
         parts = []
-        for micro_batch, ref_log_prob in zip(batch.matched, before.ref_log_prob, strict=True):
-            between()
+        for micro_batch, log_prob, ref_log_prob in zip(
+            batch.matched, before.log_prob, before.ref_log_prob, strict=True
+        ):
             on_device = to_device(micro_batch, strategy.device)
-            log_prob = forward(model, on_device, strategy.device, with_tokens=loss.facts.by_token)
             mask_BT = on_device["loss_mask"]
             log_ratio_B = loss.log_ratios(log_prob, ref_log_prob, mask_BT)
             parts.append(row_columns(on_device, loss.row_log_probs(log_prob, mask_BT), log_ratio_B))

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from openkto.batches.loader import RankBatch, TokenRows
+from openkto.batches.loader import RankBatch
+from openkto.batches.micro_batch import TokenRows
 from openkto.errors import TrainingError
 from openkto.trainer.forwards import BeforeGradient, Columns, gather_columns
 from openkto.trainer.protocols import Strategy

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from openkto.batches.loader import MicroBatch, RankBatch
+from openkto.batches.loader import RankBatch
+from openkto.batches.micro_batch import MicroBatch
 from openkto.errors import TrainingError
 from openkto.models.loss import KTOLoss, reference_point, sft_loss
 from openkto.report.metrics import BatchRows
@@ -23,6 +24,7 @@ class BeforeGradient(NamedTuple):
     """What a batch's forwards without gradient give; its tensors are on the device, and nobody has waited for them."""
 
     ref_log_prob: list[Tensor]  # of each matched micro-batch, [B] float64, or [K] float32 for a loss by token
+    log_prob: list[Tensor]  # likewise, the policy's; empty where its matched forwards come later
     z_ref: Tensor  # scalar, float64: the loss's reference point, wherever it comes from
     mismatched_mean: Tensor | None  # the same before the clamp; None where the loss needs no z_ref
     desirable_tokens: Tensor  # scalar: the scored tokens of the whole batch's desirable rows
@@ -39,6 +41,8 @@ def forward_without_gradient(
     place: str,
     between: Callable[[], None],
     shift: float = 0.0,
+    *,
+    with_matched: bool = False,
 ) -> BeforeGradient:
     """Run the policy on the mismatched pairs and the reference on everything, then agree on z_ref.
 
@@ -49,18 +53,27 @@ def forward_without_gradient(
         place: names the batch in an error.
         between: called before each forward, as often on every rank.
         shift: nats: the reference point of a loss without z_ref.
+        with_matched: also run the policy on the matched rows, for an evaluation.
 
     Whether all is finite comes to light in `read_rows`, where the host waits anyway.
     """
     device, mismatched = strategy.device, [strip_prefix(m) for m in batch.mismatched]
     model.eval()
-    policy = forward_all(model, mismatched, device, between, with_tokens=loss.facts.by_token)
-    ref_log_prob = reference.log_probs([*mismatched, *batch.matched], between, with_tokens=loss.facts.by_token)
+    by_token, both = loss.facts.by_token, [*mismatched, *batch.matched]
+
+    def of_policy(micro_batches: list[MicroBatch]) -> list[Tensor]:
+        return forward_all(model, micro_batches, device, between, with_tokens=by_token)
+
+    def of_reference(micro_batches: list[MicroBatch]) -> list[Tensor]:
+        return reference.log_probs(micro_batches, between, with_tokens=by_token)
+
+    policy = _of_each(of_policy, both, strategy, batch) if with_matched else of_policy(mismatched)
+    ref_log_prob = _of_each(of_reference, both, strategy, batch)
     ref_mismatched, ref_matched = ref_log_prob[: len(mismatched)], ref_log_prob[len(mismatched) :]
     pairs = [
         torch.stack([m["row"].double(), loss.log_ratios(p, r, m["loss_mask"])], dim=1)
         for p, r, m in zip(
-            policy,
+            policy[: len(mismatched)],
             ref_mismatched,
             [to_device({name: m[name] for name in ("row", "loss_mask")}, device) for m in mismatched],
             strict=True,
@@ -74,7 +87,25 @@ def forward_without_gradient(
         z_ref, mean = reference_point(totals[0], num_rows), totals[0] / num_rows
     else:
         z_ref, mean = _scalar(shift, device), None
-    return BeforeGradient(ref_matched, z_ref, mean, totals[1], pairs_L2)
+    return BeforeGradient(ref_matched, policy[len(mismatched) :], z_ref, mean, totals[1], pairs_L2)
+
+
+def _of_each(
+    log_probs: Callable[[list[MicroBatch]], list[Tensor]],
+    micro_batches: list[MicroBatch],
+    strategy: Strategy,
+    batch: RankBatch,
+) -> list[Tensor]:
+    """Return what a model gives for each micro-batch, having run all the batch's pairs by prompt where it may."""
+    if not batch.shared:
+        return log_probs(micro_batches)
+    places, device = 2 * len(batch.rows) + 1, strategy.device
+    of_place = torch.zeros(places, dtype=torch.float64, device=device)
+    for micro_batch, log_prob_B in zip(batch.shared, log_probs(batch.shared), strict=True):
+        of_place[micro_batch["place"].to(device, non_blocking=True)] = log_prob_B
+    # All pairs of a prompt may have run on another rank than the one that needs some of them.
+    of_place = strategy.all_reduce(of_place)
+    return [of_place[m["place"].to(device, non_blocking=True)] for m in micro_batches]
 
 
 class MatchedPart(NamedTuple):
@@ -135,9 +166,10 @@ def forward(model: Any, micro_batch: MicroBatch, device: torch.device, *, with_t
 
 def model_inputs(micro_batch: MicroBatch) -> tuple[Tensor, ...]:
     """Return what an `Actor` takes of a micro-batch."""
-    return tuple(
-        micro_batch[name] for name in ("input_ids", "attention_mask", "loss_mask", "token_index", "scored_index")
-    )
+    names = ["input_ids", "attention_mask", "loss_mask", "token_index", "scored_index"]
+    if "place_index" in micro_batch:  # rows share prompts
+        names += ["place_index", "query_bounds"]
+    return tuple(micro_batch[name] for name in names)
 
 
 def forward_all(

@@ -193,9 +193,9 @@ class KTOTrainer:
 
     def _tell_loaders(self) -> None:
         """Let the loaders plan for how the policy and the reference run rows."""
-        reference = actor_in(self.ref_model)
-        others = [] if reference is None else [reference]
-        plan_for([self.train_dataloader, *self.eval_dataloaders.values()], self.model.module, *others)
+        others = [actor for actor in [actor_in(self.ref_model)] if actor is not None]
+        loaders = [self.train_dataloader, *self.eval_dataloaders.values()]
+        plan_for(loaders, self.model.module, *others, reference=self.reference, by_token=self.loss.facts.by_token)
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
         checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from openkto.batches.loader import WITHOUT_GRADIENT, MicroBatch, collate
+from openkto.batches.loader import WITHOUT_GRADIENT
+from openkto.batches.micro_batch import MicroBatch, collate
 from openkto.trainer.forwards import forward, model_inputs, to_device
 
 log = logging.getLogger(__name__)

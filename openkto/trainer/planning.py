@@ -1,29 +1,46 @@
 """What a loader must know about the models, computed in one place for every command."""
 
+import logging
 from dataclasses import replace
 from typing import Any
 
 from openkto.batches.loader import KTODataLoader
 from openkto.errors import ConfigError
+from openkto.models.packing import PACKED
 from openkto.models.positions import check_row_lengths, row_lengths
 from openkto.report.flops import forward_work
+from openkto.trainer.protocols import Reference
+from openkto.trainer.reference import CachedReference
+
+log = logging.getLogger(__name__)
 
 
-def plan_for(loaders: list[KTODataLoader], actor: Any, *others: Any) -> None:
+def plan_for(
+    loaders: list[KTODataLoader],
+    actor: Any,
+    *others: Any,
+    reference: Reference | None = None,
+    by_token: bool = False,
+) -> None:
     """Let loaders plan for how an `Actor` runs rows: packed or padded, at what cost, and which rows not together.
 
     Called once the models are loaded and checked.
 
     Args:
         others: further actors that run the same micro-batches, such as the reference.
+        reference: of the batches that the loaders make, where they are for training or evaluation.
+        by_token: whether a loss needs more of it, and of the policy, than a number a row.
 
     Raises:
-        ConfigError: the positions of one of the models do not serve the longest rows.
+        ConfigError: the positions of one of the models do not serve the longest rows, or prompts are to be shared and
+            cannot be.
     """
     configs = [one.model.config for one in (actor, *others)]
     found = [row_lengths(config).apart_at for config in configs]
     apart_at = {limit for limit in found if limit is not None}
     attention_length = forward_work(actor).attention_length
+    shares_prompts = _shares_prompts(loaders, [actor, *others])
+    reference_runs = reference is not None and not isinstance(reference, CachedReference)
     vocabulary = min(config.get_text_config().vocab_size for config in configs)
     for loader in loaders:
         longest = loader.longest
@@ -37,6 +54,9 @@ def plan_for(loaders: list[KTODataLoader], actor: Any, *others: Any) -> None:
             attention_length=attention_length,
             apart_at=tuple(sorted(limit for limit in apart_at if limit < longest)),
             pad_token_id=pad_token_id,
+            shares_prompts=shares_prompts,
+            # In training the policy runs matched rows with gradient; in evaluation it runs all pairs, too.
+            shares_pairs=shares_prompts and not by_token and (reference_runs or not loader.shuffle),
         )
         if layout.apart_at and layout.shared_by > 1:
             raise ConfigError(
@@ -44,3 +64,38 @@ def plan_for(loaders: list[KTODataLoader], actor: Any, *others: Any) -> None:
                 f"longrope needs whole ones beyond {layout.apart_at[0]} tokens; got sequences of up to {longest} "
                 f"tokens. Leave it out, or pass --max_len {layout.apart_at[0]}."
             )
+
+
+def _shares_prompts(loaders: list[KTODataLoader], actors: list[Any]) -> bool:
+    """Return whether forwards without gradient run a prompt once for all of its completions in a batch, and say so.
+
+    Raises:
+        ConfigError: they are asked to, and cannot.
+    """
+    choice = actors[0].share_prompts
+    if choice == "off":
+        return False
+    reason = next((why for why in (_reason_against(loaders, actor) for actor in actors) if why is not None), None)
+    if reason is None:
+        log.info("forwards without gradient run each prompt once (--share_prompts %s)", choice)
+        return True
+    if choice == "on":
+        raise ConfigError(f"--share_prompts: on needs packed rows that may see another row's; got {reason}. Take auto.")
+    log.info("forwards without gradient run the prompt with each completion (--share_prompts auto): %s", reason)
+    return False
+
+
+def _reason_against(loaders: list[KTODataLoader], actor: Any) -> str | None:
+    attention = actor.language_model.config._attn_implementation
+    limit = row_lengths(actor.model.config).apart_at
+    if not actor.packs:
+        return "padded rows"
+    if actor.sharers is not None:
+        return "ranks that share a row's tokens (--sequence_parallel_size)"
+    if attention != PACKED:
+        return f"--attn_implementation {attention}, where OpenKTO's own attention is needed"
+    if limit is not None and any(loader.longest > limit for loader in loaders):
+        return f"longrope, whose positions depend on a row's length beyond {limit} tokens"
+    if actor.shared_differs:
+        return f"a {type(actor.language_model).__name__}, where it changes the log-probabilities"
+    return None

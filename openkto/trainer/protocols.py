@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from openkto.batches.loader import MicroBatch
+from openkto.batches.micro_batch import MicroBatch
 from openkto.distributed.checkpoint import KeepsEngine
 from openkto.distributed.update import StepResult
 

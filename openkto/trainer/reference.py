@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from openkto.batches.loader import MicroBatch
+from openkto.batches.micro_batch import MicroBatch
 from openkto.batches.pairs import batch_keys
 from openkto.data.log_prob_files import Values
 from openkto.errors import ConfigError

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from openkto.batches.batch import IntArray
-from openkto.batches.loader import KTODataLoader, MicroBatch
-from openkto.batches.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, plan_pairs, sequence_key
+from openkto.batches.loader import KTODataLoader
+from openkto.batches.micro_batch import MicroBatch, cut_pairs
+from openkto.batches.pairs import batch_keys, pairs_of_run, sequence_key
 from openkto.data.log_prob_files import Values, make_folder, read_named, read_parts, write_part
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import ConfigError, StopError, TrainingError
@@ -143,10 +144,11 @@ class ReferenceCache:
         writer = _Writer(self.folder, self.about, is_first=self.strategy.rank == 0)
         try:
             for loader, pairs_P2 in zip(self.loaders, self.missing, strict=True):
-                plan = plan_pairs(loader, pairs_P2)
-                for start in range(0, len(plan), MICRO_BATCHES_A_TURN):
-                    shares = [p[self.strategy.data_rank] for p in plan[start : start + MICRO_BATCHES_A_TURN]]
-                    batches = [pair_batch(loader, pairs_P2[share]) for share in shares]
+                planned = loader.plan_pairs(pairs_P2)
+                for start in range(0, len(planned.plan), MICRO_BATCHES_A_TURN):
+                    turn = planned.plan[start : start + MICRO_BATCHES_A_TURN]
+                    shares = [ranks[self.strategy.data_rank] for ranks in turn]
+                    batches = [loader.micro_batch(pairs_P2[share], planned.reused_P[share]) for share in shares]
                     writer.add(self._exchange(model, batches, between, writer.failure))
                     self._stop_if_asked(stop)
         finally:
@@ -235,8 +237,9 @@ class ReferenceCache:
         self, model: Any, loader: KTODataLoader, pairs_S2: IntArray, between: Callable[[], None]
     ) -> np.ndarray:
         """Return (row, value, the model's, scored tokens) of these pairs, the same on every rank."""
-        shares = [share[self.strategy.data_rank] for share in plan_pairs(loader, pairs_S2)]
-        batches = [pair_batch(loader, pairs_S2[share]) for share in shares]
+        planned = loader.plan_pairs(pairs_S2)
+        shares = [ranks[self.strategy.data_rank] for ranks in planned.plan]
+        batches = [loader.micro_batch(pairs_S2[share], planned.reused_P[share]) for share in shares]
         fresh = ModelReference(model, self.strategy).log_probs(batches, between)
         parts = []
         for batch, fresh_B, cached_B in zip(

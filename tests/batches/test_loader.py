@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from openkto.batches.loader import KTODataLoader, collate
+from openkto.batches.loader import KTODataLoader
+from openkto.batches.micro_batch import collate
 from openkto.errors import ConfigError, DataError
 from tests.tiny import TokenRowList, token_rows
 

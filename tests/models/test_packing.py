@@ -79,7 +79,7 @@ def test_the_gpu_kernel_is_asked_for_the_same(window, groups, groups_heads, size
     def attention(query, key, value):
         lines = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
         bounds = torch.tensor(BOUNDS, dtype=torch.int32)
-        return packing._in_one_kernel(*lines, bounds, 13, None, window)[None], None
+        return packing._in_one_kernel(*lines, (bounds, bounds), 13, None, window)[None], None
 
     check_attention(attention, window, groups, None, size, value_size)
 

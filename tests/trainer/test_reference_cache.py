@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from openkto.batches.loader import KTODataLoader
-from openkto.batches.pairs import batch_keys, cut_pairs, pair_batch, pairs_of_run, sequence_key
+from openkto.batches.micro_batch import cut_pairs
+from openkto.batches.pairs import batch_keys, pairs_of_run, sequence_key
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import StopError
 from openkto.models import Actor
@@ -48,7 +49,7 @@ def test_a_key_tells_everything_that_the_number_depends_on_and_no_padding():
     assert len({key, *others}) == 6
     rows = token_rows(LABELS, 3)
     pairs = np.array([[0, 1], [4, 2], [3, 3]])
-    assert batch_keys(pair_batch(KTODataLoader(rows, 4), pairs)) == [
+    assert batch_keys(KTODataLoader(rows, 4).micro_batch(pairs, np.zeros(len(pairs), dtype=np.int64))) == [
         sequence_key(*sequence) for sequence in cut_pairs(rows, pairs)
     ]
 

@@ -1,0 +1,95 @@
+"""Which sequences of forwards without gradient run their prompt once: pure functions of lengths and prompts.
+
+Every rank calls these with the same arguments and gets the same answer, so nobody has to talk.
+
+Shapes:  P = pairs of a prompt and a completion, U = units: pairs that share a prompt and stay together, R = ranks.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openkto.batches.batch import IntArray
+from openkto.batches.plan import Plan, plan_packed, row_costs
+
+# Completions to a prompt in one unit, to be tried: larger units run the prompt less often and are harder to spread over
+# the ranks. Beyond the last there is little left to gain, and the copies of a prompt's keys begin to cost memory.
+COMPLETIONS = (1, 2, 4, 8)
+
+
+class PairPlan(NamedTuple):
+    """A plan of pairs, and what of them runs."""
+
+    plan: Plan  # plan[m][rank], the pairs of a micro-batch; those that share a prompt stand together
+    run_P: IntArray  # [P], the tokens of each pair that run
+    reused_P: IntArray  # [P], those of its prompt that run in the pair before it that reuses none
+
+
+def plan_shared(
+    lengths_P: IntArray,
+    prompt_P: IntArray,
+    key_P: IntArray,
+    num_ranks: int,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
+    *,
+    attention_length: float = math.inf,
+) -> PairPlan:
+    """Deal pairs to ranks and micro-batches so that equal prompts run once where that makes the plan cheaper.
+
+    Args:
+        lengths_P: [P], tokens of each pair after the cut.
+        prompt_P: [P], those of its prompt; 0 where it cannot be shared.
+        key_P: [P], equal where the prompts are.
+        num_ranks: R.
+        max_rows: pairs in a micro-batch at most.
+        max_tokens: tokens that run in a micro-batch at most; a longer pair stands alone.
+        attention_length: see `row_costs`.
+    """
+    if not len(lengths_P):
+        return PairPlan([], lengths_P, lengths_P)
+    cost_P = row_costs(lengths_P, attention_length)
+    found = []
+    for most in COMPLETIONS:
+        units = _units(lengths_P, prompt_P, key_P, min(most, max_rows or most), max_tokens or math.inf)
+        reused_P = _reused(units, prompt_P)
+        run_P, left_P = lengths_P - reused_P, cost_P - row_costs(reused_P, attention_length)
+        rows_U = np.array([len(unit) for unit in units], dtype=np.int64)
+        starts_U, order_P = rows_U.cumsum() - rows_U, _pairs_of(units, np.arange(len(units)))
+        tokens_U, cost_U = (np.add.reduceat(size_P[order_P], starts_U) for size_P in (run_P, left_P))
+        plan_U = plan_packed(tokens_U, cost_U, rows_U, num_ranks, max_rows, max_tokens)
+        plan = [[_pairs_of(units, share) for share in shares] for shares in plan_U]
+        cost = sum(max(float(left_P[share].sum()) for share in shares) for shares in plan)
+        found.append((cost, PairPlan(plan, run_P, reused_P)))
+        if rows_U.max() < most:
+            break
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _units(lengths_P: IntArray, prompt_P: IntArray, key_P: IntArray, most: int, max_tokens: float) -> list[IntArray]:
+    """Return the pairs by unit: of one prompt, up to `most` of them and `max_tokens`."""
+    units: list[list[int]] = []
+    newest: dict[int, tuple[list[int], int]] = {}  # by key: a prompt's unit, and its tokens
+    for p, (length, prompt, key) in enumerate(zip(lengths_P.tolist(), prompt_P.tolist(), key_P.tolist(), strict=True)):
+        unit, tokens = newest.get(key, ([], 0))
+        if unit and prompt and len(unit) < most and tokens + length - prompt <= max_tokens:
+            unit.append(p)
+            newest[key] = unit, tokens + length - prompt
+            continue
+        units.append([p])
+        if prompt:
+            newest[key] = units[-1], length
+    return [np.array(unit, dtype=np.int64) for unit in units]
+
+
+def _reused(units: list[IntArray], prompt_P: IntArray) -> NDArray[np.int64]:
+    reused_P = np.zeros(len(prompt_P), dtype=np.int64)
+    for unit in units:
+        reused_P[unit[1:]] = prompt_P[unit[1:]]
+    return reused_P
+
+
+def _pairs_of(units: list[IntArray], share: IntArray) -> IntArray:
+    return np.concatenate([units[u] for u in share]) if len(share) else np.zeros(0, dtype=np.int64)
