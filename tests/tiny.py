@@ -78,13 +78,19 @@ class TokenRowList:
 
 
 def token_rows(
-    labels: list[bool], seed: int = 0, longest: int = 12, weights: list[float] | None = None
+    labels: list[bool], seed: int = 0, longest: int = 12, weights: list[float] | None = None, answers: int = 1
 ) -> TokenRowList:
-    """Return rows of distinct random prompts and completions with these labels, and weights of their own."""
+    """Return rows of random completions with these labels, and weights of their own.
+
+    Args:
+        answers: how many rows, one after the other, have a prompt in common; other prompts are distinct.
+    """
     random = np.random.default_rng(seed)
-    items = []
+    items: list[dict] = []
+    prompt: list[int] = []
     for row, label in enumerate(labels):
-        prompt = random.integers(3, VOCABULARY, random.integers(1, longest)).tolist()
+        if row % answers == 0:
+            prompt = random.integers(3, VOCABULARY, random.integers(1, longest)).tolist()
         completion = random.integers(3, VOCABULARY, random.integers(1, longest)).tolist()
         mask = [True] * len(completion)
         items.append(
@@ -97,7 +103,7 @@ def token_rows(
                 "weight": 1.0 if weights is None else weights[row],
             }
         )
-    return TokenRowList(items, np.arange(len(items), dtype=np.int64))
+    return TokenRowList(items, np.arange(len(items), dtype=np.int64) // answers)
 
 
 @dataclass(frozen=True)

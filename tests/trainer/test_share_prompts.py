@@ -1,0 +1,135 @@
+"""`--share_prompts` changes what runs and no number: ranks, stages, references, evaluation, a filled cache."""
+
+import logging
+
+import pytest
+import torch
+import transformers
+
+from openkto.batches.loader import KTODataLoader
+from openkto.config import LoraConfig
+from openkto.distributed.gather import gather_weights
+from openkto.distributed.strategy import DeepspeedStrategy
+from openkto.errors import ConfigError
+from openkto.models import Actor
+from openkto.process.stops import StopRequest
+from openkto.report.flops import actor_in
+from openkto.trainer.planning import plan_for
+from openkto.trainer.reference_cache import ReferenceCache
+from tests.helpers.records import lines
+from tests.helpers.runs import assert_same
+from tests.models.architectures import CONFIGS, random_model
+from tests.ranks import run_ranks
+from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
+
+LABELS = [True, False, True, True, False, False, True, False, True, False, False, True]
+
+
+def count_tokens(actor, ran):
+    """Note the tokens of each forward without gradient from now on."""
+
+    def note(_, args, inputs):
+        if not torch.is_grad_enabled():
+            ran.append(inputs["input_ids"].numel())
+
+    actor.body.register_forward_pre_hook(note, with_kwargs=True)
+
+
+def train(folder, zero_stage, choice, more):
+    """Train for three steps; return (metrics lines, final weights), and the tokens that ran without gradient."""
+    rows, ran = token_rows(LABELS, 3, answers=2), []
+    trainer, strategy = make_trainer(
+        rows, zero_stage=zero_stage, batch=6, micro=3, lr=3e-4, steps=3, share_prompts=choice,
+        reference=lambda: tiny_llama(1), eval_rows=token_rows(LABELS[:5], 7, answers=2), **more,
+    )  # fmt: skip
+    for actor in (trainer.model.module, actor_in(trainer.ref_model)):
+        if actor is not None:
+            count_tokens(actor, ran)
+    trainer.fit(quiet_args(folder, 3, eval_steps=3))
+    weights = gather_weights(trainer.model.module, torch.float32)
+    return ((lines(folder), weights) if strategy.rank == 0 else None), sum(ran)
+
+
+@pytest.mark.parametrize(("zero_stage", "world_size"), [(0, 1), (1, 2), (2, 2), (3, 2)])
+@pytest.mark.parametrize(
+    "more", [{}, {"ref_mode": "adapter", "lora": LoraConfig(lora_rank=4)}], ids=["model", "adapter"]
+)
+def test_a_run_gives_the_same_with_shared_prompts_and_without(zero_stage, world_size, more, tmp_path):
+    off, on = (
+        run_ranks(train, world_size, tmp_path, tmp_path / choice, zero_stage, choice, more) for choice in ("off", "on")
+    )
+    assert_same(off[0][0], on[0][0])
+    assert sum(tokens for _, tokens in on) < 0.8 * sum(tokens for _, tokens in off)
+
+
+@pytest.mark.parametrize("loss_type", ["apo_zero_unpaired", "kto_humanline"])
+def test_losses_of_other_kinds_give_the_same(loss_type, tmp_path):
+    off, on = (
+        run_ranks(train, 2, tmp_path, tmp_path / choice, 2, choice, {"loss_type": loss_type})
+        for choice in ("off", "on")
+    )
+    assert_same(off[0][0], on[0][0])
+
+
+def fill(folder, choice):
+    """Fill a cache; return its values and the tokens that ran."""
+    strategy = DeepspeedStrategy(param_dtype="fp32")
+    strategy.setup_distributed()
+    place = {"rank": strategy.rank, "world_size": strategy.world_size}
+    loader, ran = KTODataLoader(token_rows(LABELS, 3, answers=2), 4, 3, seed=5, **place), []
+    cache = ReferenceCache(folder, {}, strategy, [loader], 9)
+    cache.look_up()
+    actor = Actor(tiny_llama(), share_prompts=choice)
+    count_tokens(actor, ran)
+    with strategy.passing_model(actor) as model:
+        plan_for([loader], actor)
+        cache.fill(model, lambda: None, StopRequest())
+    return cache.values, sum(ran)
+
+
+def test_a_filled_cache_is_the_same_with_shared_prompts_and_without(tmp_path):
+    off, on = (run_ranks(fill, 2, tmp_path, tmp_path / choice, choice) for choice in ("off", "on"))
+    (values, _), (others, _) = off[0], on[0]
+    assert values.keys() == others.keys()
+    assert [others[key] for key in values] == pytest.approx(list(values.values()), rel=1e-6, abs=1e-6)
+    assert sum(tokens for _, tokens in on) < 0.75 * sum(tokens for _, tokens in off)
+
+
+def layout_of(caplog, config, **settings):
+    """Return the layout that a model's loader gets, and what is said."""
+    loader = KTODataLoader(token_rows([True] * 4), 4, 4)
+    with caplog.at_level(logging.INFO):
+        plan_for([loader], Actor(random_model(config), **settings))
+    return loader.layout, caplog.text
+
+
+def test_what_can_share_prompts_says_so(caplog):
+    layout, said = layout_of(caplog, CONFIGS["Llama"])
+    assert layout.shares_prompts
+    assert "forwards without gradient run each prompt once (--share_prompts auto)" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "reason"),
+    [
+        (CONFIGS["Llama"], {"packing": "off"}, "padded rows"),
+        (CONFIGS["Gemma2"], {}, "padded rows"),
+        (
+            transformers.LlamaConfig(**CONFIGS["Llama"].to_dict() | {"attn_implementation": "flex_attention"}),
+            {"attn_implementation": "flex_attention"},
+            "--attn_implementation flex_attention, where OpenKTO's own attention is needed",
+        ),
+    ],
+)
+def test_what_cannot_share_prompts_says_why_and_on_is_an_error(caplog, config, settings, reason):
+    layout, said = layout_of(caplog, config, **settings)
+    assert not layout.shares_prompts
+    assert f"run the prompt with each completion (--share_prompts auto): {reason}" in said
+    with pytest.raises(ConfigError, match=f"--share_prompts: on needs packed rows .* got {reason}. Take auto."):
+        layout_of(caplog, config, share_prompts="on", **settings)
+
+
+def test_off_is_the_ordinary_layout(caplog):
+    layout, said = layout_of(caplog, CONFIGS["Llama"], share_prompts="off")
+    assert not layout.shares_prompts
+    assert "prompt" not in said
