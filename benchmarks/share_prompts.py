@@ -1,0 +1,101 @@
+"""What shared prompts save: `python -m benchmarks.share_prompts`.
+
+A step's forwards of the reference (matched and mismatched pairs) and of the policy's mismatched pairs, planned as a run
+plans them, with `--share_prompts` off and on in turn, in one process of one CPU thread. Rows are drawn: their prompts
+have 20%, 50% and 80% of the tokens, alone or as pairs of two answers to each prompt.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.material import SMALL
+from openkto.batches.loader import KTODataLoader, RankBatch
+from openkto.models import Actor
+from openkto.trainer.forwards import forward_all, strip_prefix
+from openkto.trainer.planning import plan_for
+from tests.tiny import TokenRowList
+
+SHARES = (0.2, 0.5, 0.8)
+
+
+def draw(count: int, tokens: int, share: float, answers: int) -> TokenRowList:
+    """Return rows of about `tokens` tokens, half to one and a half of that, of which prompts have this share."""
+    random = np.random.default_rng(0)
+    items: list[dict[str, Any]] = []
+    for row in range(count):
+        if row % answers == 0:
+            prompt = random.integers(3, SMALL["vocab_size"], int(share * tokens * random.uniform(0.5, 1.5))).tolist()
+        completion = random.integers(3, SMALL["vocab_size"], int((1 - share) * tokens * random.uniform(0.5, 1.5)))
+        items.append(
+            {
+                "row": row, "prompt_ids": prompt, "completion_ids": completion.tolist(),
+                "completion_mask": [True] * len(completion), "label": row % 2 == 0, "weight": 1.0,
+            }
+        )  # fmt: skip
+    return TokenRowList(items, np.arange(count) // answers, max_len=4 * tokens)
+
+
+def make_batch(rows: TokenRowList, actor: Actor, *, shares: bool, max_tokens: int) -> RankBatch:
+    """Return all rows as one batch that trains."""
+    loader = KTODataLoader(rows, len(rows), max_tokens_per_micro_batch=max_tokens)
+    plan_for([loader], actor)
+    loader.layout = replace(loader.layout, shares_prompts=shares, shares_pairs=shares)
+    return next(iter(loader))
+
+
+def run(actor: Actor, micro_batches: list[dict[str, torch.Tensor]]) -> tuple[float, float]:
+    """Return the processor's seconds of these forwards, and the sum of their log-probabilities."""
+    started = time.process_time()
+    found = forward_all(actor, micro_batches, torch.device("cpu"), lambda: None)
+    return time.process_time() - started, float(torch.cat(found).sum())
+
+
+def main() -> None:
+    """Measure each kind of rows and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=16, help="rows in the batch (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens a row, about (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each measurement, off and on in turn (%(default)s)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    actor = Actor(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))).eval()
+    actor.run_on(torch.device("cpu"))
+    print("| prompts | answers to each | forwards | tokens, on over off | seconds off | seconds on | off over on |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    with torch.no_grad():
+        for answers in (1, 2):
+            for share in SHARES:
+                rows = draw(args.rows, args.tokens, share, answers)
+                off, on = (make_batch(rows, actor, shares=shares, max_tokens=4096) for shares in (False, True))
+                policy = [[strip_prefix(m) for m in batch.mismatched] for batch in (off, on)]
+                kinds = {"the reference's": ([*policy[0], *off.matched], on.shared or [*policy[1], *on.matched])}
+                if answers > 1:
+                    kinds["the policy's mismatched"] = (policy[0], policy[1])
+                for name, sides in kinds.items():
+                    tokens = [sum(len(m["token_index"]) for m in side) for side in sides]
+                    seconds: list[list[float]] = [[], []]
+                    for _ in range(args.repeats):
+                        totals = []
+                        for side, found in zip(sides, seconds, strict=True):
+                            own, total = run(actor, side)
+                            found.append(own)
+                            totals.append(total)
+                        assert abs(totals[0] - totals[1]) <= 1e-6 * abs(totals[0]), totals
+                    a, b = map(statistics.median, seconds)
+                    print(
+                        f"| {share:.0%} | {answers} | {name} | {tokens[1] / tokens[0]:.2f} | {a:.2f} | {b:.2f} | "
+                        f"{a / b:.2f} |",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
