@@ -61,12 +61,13 @@ def main() -> None:
     """Measure each kind of rows and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=16, help="rows in the batch (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=400, help="tokens a row, about (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="of each measurement, off and on in turn (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens a row, about (%(default)s)")
+    parser.add_argument("--max_tokens", type=int, default=2048, help="tokens in a micro-batch (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="of each measurement, off and on in turn (%(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    actor = Actor(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))).eval()
+    actor = Actor(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 3}))).eval()
     actor.run_on(torch.device("cpu"))
     print("| prompts | answers to each | forwards | tokens, on over off | seconds off | seconds on | off over on |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -74,7 +75,9 @@ def main() -> None:
         for answers in (1, 2):
             for share in SHARES:
                 rows = draw(args.rows, args.tokens, share, answers)
-                off, on = (make_batch(rows, actor, shares=shares, max_tokens=4096) for shares in (False, True))
+                off, on = (
+                    make_batch(rows, actor, shares=shares, max_tokens=args.max_tokens) for shares in (False, True)
+                )
                 policy = [[strip_prefix(m) for m in batch.mismatched] for batch in (off, on)]
                 kinds = {"the reference's": ([*policy[0], *off.matched], on.shared or [*policy[1], *on.matched])}
                 if answers > 1:

@@ -280,3 +280,11 @@ def test_a_run_is_gone_on_with_in_another_mode(place):
     assert f"the reference is {place}/model, from the cache" in said
     a, b = lines(place / "whole", "train"), lines(place / "out", "train")
     assert [line["loss"] for line in b] == pytest.approx([line["loss"] for line in a], rel=1e-5)
+
+
+def test_a_run_says_that_prompts_run_once_and_has_the_numbers_of_one_where_they_do_not(place):
+    for choice in ("on", "off"):
+        own = ["--ref_mode", "model", "--share_prompts", choice, "--save_path", f"{place}/{choice}"]
+        said = told(flags(place, *own), 2, place)
+        assert ("forwards without gradient run each prompt once (--share_prompts on)" in said) == (choice == "on")
+    assert_same_metrics(place / "on", place / "off")

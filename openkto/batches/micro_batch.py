@@ -29,8 +29,10 @@ class TokenRows(Protocol):
     prompt_lengths: NDArray[np.int32]
     completion_lengths: NDArray[np.int32]
     pad_token_id: int
-    truncation: str
     name: str
+
+    @property
+    def truncation(self) -> str: ...
 
     def __len__(self) -> int: ...
 

@@ -199,6 +199,11 @@ def _check_sharing(config: RunConfig, place: Place) -> None:
         )
     if sequence > 1 and model.packing == "off":
         fail(place("packing"), "must be on for --sequence_parallel_size, which cuts packed rows", "off", "Take auto.")
+    if sequence > 1 and model.share_prompts == "on":
+        rule = "must not be on with --sequence_parallel_size, which gives each GPU an equal part of whole rows"
+        fail(place("share_prompts"), rule, "on", "Take auto.")
+    if model.packing == "off" and model.share_prompts == "on":
+        fail(place("share_prompts"), "needs packed rows", "on with --packing off", "Take auto for either.")
     if sequence > 1 and model.attn_implementation != "auto":
         got = model.attn_implementation
         fail(place("attn_implementation"), "is OpenKTO's own with --sequence_parallel_size", got, "Take auto.")

@@ -194,8 +194,14 @@ class KTOTrainer:
     def _tell_loaders(self) -> None:
         """Let the loaders plan for how the policy and the reference run rows."""
         others = [actor for actor in [actor_in(self.ref_model)] if actor is not None]
-        loaders = [self.train_dataloader, *self.eval_dataloaders.values()]
-        plan_for(loaders, self.model.module, *others, reference=self.reference, by_token=self.loss.facts.by_token)
+        plan_for(
+            [self.train_dataloader, *self.eval_dataloaders.values()],
+            self.model.module,
+            *others,
+            reference=self.reference,
+            by_token=self.loss.facts.by_token,
+            precision=self.strategy.precision,
+        )
 
     def _make_saver(self, args: FitArgs, total_steps: int) -> RunSaver:
         checkpoints = self.checkpoints or open_checkpoints(args, self.strategy, with_engine=not self.disable_ds_ckpt)

@@ -21,6 +21,7 @@ def plan_for(
     *others: Any,
     reference: Reference | None = None,
     by_token: bool = False,
+    precision: str = "fp32",
 ) -> None:
     """Let loaders plan for how an `Actor` runs rows: packed or padded, at what cost, and which rows not together.
 
@@ -30,6 +31,8 @@ def plan_for(
         others: further actors that run the same micro-batches, such as the reference.
         reference: of the batches that the loaders make, where they are for training or evaluation.
         by_token: whether a loss needs more of it, and of the policy, than a number a row.
+        precision: in which the models compute. In half precision the round-off of another layout would show in
+            log-ratios that are exactly 0 before the first update, so in training `auto` leaves the reference its own.
 
     Raises:
         ConfigError: the positions of one of the models do not serve the longest rows, or prompts are to be shared and
@@ -41,6 +44,7 @@ def plan_for(
     attention_length = forward_work(actor).attention_length
     shares_prompts = _shares_prompts(loaders, [actor, *others])
     reference_runs = reference is not None and not isinstance(reference, CachedReference)
+    trains_shared = reference_runs and (precision == "fp32" or actor.share_prompts == "on")
     vocabulary = min(config.get_text_config().vocab_size for config in configs)
     for loader in loaders:
         longest = loader.longest
@@ -56,7 +60,7 @@ def plan_for(
             pad_token_id=pad_token_id,
             shares_prompts=shares_prompts,
             # In training the policy runs matched rows with gradient; in evaluation it runs all pairs, too.
-            shares_pairs=shares_prompts and not by_token and (reference_runs or not loader.shuffle),
+            shares_pairs=shares_prompts and not by_token and (trains_shared or not loader.shuffle),
         )
         if layout.apart_at and layout.shared_by > 1:
             raise ConfigError(

@@ -53,6 +53,7 @@ class TrainingStrategy(Strategy, KeepsEngine, Protocol):
 
     max_norm: float
     zero_stage: int
+    precision: Any
 
     @property
     def random_rank(self) -> int: ...

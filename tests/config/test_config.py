@@ -76,6 +76,7 @@ def test_defaults_are_those_of_the_flags_page():
         "local_rank": -1,
         "train_batch_size": 128,
         "packing": "auto",
+        "share_prompts": "auto",
         "max_epochs": 1,
         "seed": 42,
         "logging_steps": 1,

@@ -315,6 +315,10 @@ SENTENCES = [
     ("--sequence_parallel_size 2 --torch_compile",
      "--torch_compile: has not been tested with --sequence_parallel_size, and a wrong gradient would not be noticed; "
      "got both. Leave one of the two out."),
+    ("--sequence_parallel_size 2 --share_prompts on", "--share_prompts: must not be on with --sequence_parallel_size, "
+     "which gives each GPU an equal part of whole rows; got on. Take auto."),
+    ("--packing off --share_prompts on", "--share_prompts: needs packed rows; got on with --packing off. "
+     "Take auto for either."),
     ("--packing on --attn_implementation sdpa", "--packing: needs attention that keeps packed rows apart; got on with "
      "--attn_implementation sdpa. Take auto for either."),
     ("--max_tokens_per_micro_batch 100", "--max_tokens_per_micro_batch: must hold the longest row, --max_len 2048; "

@@ -41,6 +41,7 @@ class StandIn:
 
     rank = data_rank = random_rank = zero_stage = 0
     world_size = data_size = 1
+    precision = "fp32"
     device = torch.device("cpu")
 
     def __init__(self, max_norm: float = 1.0) -> None:

@@ -103,7 +103,7 @@ def fit(folder, steps=4, *, consumed_samples=0, args=None, **more):
 
 def test_rewards_are_exactly_zero_before_the_first_update(tmp_path):
     for stage in (0, 3):
-        run_train(2, tmp_path / f"{stage}", zero_stage=stage, steps=1)
+        run_train(2, tmp_path / f"{stage}", zero_stage=stage, steps=1, share_prompts="off")
         (first,) = lines(tmp_path / f"{stage}", "train")
         assert first["rewards/chosen"] == first.get("rewards/rejected", 0.0) == first["kl"] == 0.0
         assert first["loss"] == 0.5
