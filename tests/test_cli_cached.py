@@ -123,7 +123,7 @@ def killed_filling(argv, forwards):
 
 
 def test_a_killed_filling_resumes_and_a_damaged_part_is_computed_again(place):
-    argv = flags(place, *PLAIN, "--ref_mode", "cached", "--micro_train_batch_size", "4")
+    argv = flags(place, *PLAIN, "--ref_mode", "cached", "--micro_train_batch_size", "4", "--share_prompts", "off")
     whole = told([*argv, "--ref_cache_dir", f"{place}/other"], 1, place)
     expected = lines(place / "out", "train")
     total = rows_in((place / "other").glob("*/part-*.parquet"))
