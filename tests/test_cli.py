@@ -116,7 +116,8 @@ def test_a_signal_to_one_rank_ends_an_evaluation_on_all_between_two_forwards(pla
     shutil.copytree(place / "model", place / "same")
     argv = ["--pretrain", f"{place}/model", "--ref_pretrain", f"{place}/same", "--eval_dataset", f"{place}/eval.jsonl"]
     sentence = "SIGUSR1 on rank 1: the evaluation has no numbers yet. Start the same command again."
-    assert run_ranks(evaluate_until_stopped, 2, place, [*argv, "--max_len", "128"]) == [(sentence, 3)] * 2
+    argv += ["--max_len", "128", "--micro_train_batch_size", "1"]
+    assert run_ranks(evaluate_until_stopped, 2, place, argv) == [(sentence, 3)] * 2
 
 
 def attention_lengths_of_an_evaluation(argv):
@@ -407,6 +408,7 @@ def assert_fits_a_screen(said):
     """See that a run's log says what matters, in few lines, each of which is the run's own."""
     beginnings = ("warning:", "tokenised", "evaluation", "classes:", "tokens:", "steps:", "checkpoints:", "step ")
     beginnings += ("data:", "reference: ", "the reference is", "the model is in", "ended at step", "mismatched pairs:")
+    beginnings += ("prompts: each runs once",)
     # A start on a busy machine also says what it is at.
     shown = [line for line in said.splitlines() if not line.startswith("start-up: ")]
     assert len(shown) <= 25, said

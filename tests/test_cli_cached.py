@@ -286,5 +286,6 @@ def test_a_run_says_that_prompts_run_once_and_has_the_numbers_of_one_where_they_
     for choice in ("on", "off"):
         own = ["--ref_mode", "model", "--share_prompts", choice, "--save_path", f"{place}/{choice}"]
         said = told(flags(place, *own), 2, place)
-        assert ("forwards without gradient run each prompt once (--share_prompts on)" in said) == (choice == "on")
+        sentence = "prompts: each runs once for all its completions, without gradient (--share_prompts on)"
+        assert (sentence in said) == (choice == "on")
     assert_same_metrics(place / "on", place / "off")

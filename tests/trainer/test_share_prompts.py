@@ -106,7 +106,7 @@ def layout_of(caplog, config, **settings):
 def test_what_can_share_prompts_says_so(caplog):
     layout, said = layout_of(caplog, CONFIGS["Llama"])
     assert layout.shares_prompts
-    assert "forwards without gradient run each prompt once (--share_prompts auto)" in said
+    assert "prompts: each runs once for all its completions, without gradient (--share_prompts auto)" in said
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_can_share_prompts_says_so(caplog):
 def test_what_cannot_share_prompts_says_why_and_on_is_an_error(caplog, config, settings, reason):
     layout, said = layout_of(caplog, config, **settings)
     assert not layout.shares_prompts
-    assert f"run the prompt with each completion (--share_prompts auto): {reason}" in said
+    assert f"prompts: each runs again with each completion (--share_prompts auto): {reason}" in said
     with pytest.raises(ConfigError, match=f"--share_prompts: on needs packed rows .* got {reason}. Take auto."):
         layout_of(caplog, config, share_prompts="on", **settings)
 
