@@ -11,7 +11,8 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openkto.batches.loader import KTODataLoader
-from openkto.batches.pairs import cut_pairs, pairs_of_run, sequence_key
+from openkto.batches.micro_batch import cut_pairs
+from openkto.batches.pairs import pairs_of_run, sequence_key
 from openkto.config import LOSSES
 from openkto.data.truncation import cut
 from openkto.distributed.strategy import DeepspeedStrategy
