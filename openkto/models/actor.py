@@ -237,7 +237,7 @@ class Actor(nn.Module):
             loss_mask: [B, T], True on scored tokens; never on a row's first token.
             token_index: [P], where `attention_mask` is 1 in the flattened rows.
             scored_index: [K], where `loss_mask` is True in them.
-            place_index, query_bounds: see `SharedPrompts`, where rows share prompts and `token_index` has each once.
+            place_index, query_bounds: see `Packed`, where rows share prompts and `token_index` has each once.
             with_entropy: also sum the entropies of the distributions that predict them.
             with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961v3, equation
                 4).

@@ -111,21 +111,17 @@ class Sharers(Protocol):
     def together(self, own: Tensor) -> Tensor: ...
 
 
-class SharedPrompts(NamedTuple):
-    """How rows stand in a packed row that has the prompt of several of them only once."""
-
-    place_index: Tensor  # [A]: of each token of the whole rows, row by row, the place in the packed row
-    query_bounds: Tensor  # [B + 1] int32: what runs of row b is tokens query_bounds[b] to query_bounds[b + 1]
-
-
 class Packed(NamedTuple):
-    """A micro-batch as one row."""
+    """A micro-batch as one row; the last two only where that has the prompt of several rows once."""
 
     input_ids: Tensor  # [1, P]
     position_ids: Tensor  # [1, P], from 0 in each row
     bounds: Tensor  # [B + 1] int32: row b is tokens bounds[b] to bounds[b + 1]
     longest: int
-    shared: SharedPrompts | None = None
+    place_index: Tensor | None = (
+        None  # [A]: of each token of the whole rows, row by row, the place among those that run
+    )
+    query_bounds: Tensor | None = None  # [B + 1] int32: what runs of row b is tokens query_bounds[b] to [b + 1]
 
     def for_model(self) -> dict[str, Any]:
         """Return the keyword arguments of a transformers model; those of bounds are its flash attention's."""
@@ -137,8 +133,8 @@ class Packed(NamedTuple):
             "max_length_q": self.longest,
             "max_length_k": self.longest,
         }
-        if self.shared is not None:
-            inputs |= {"cu_seq_lens_q": self.shared.query_bounds, "key_index": self.shared.place_index}
+        if self.place_index is not None:
+            inputs |= {"cu_seq_lens_q": self.query_bounds, "key_index": self.place_index}
         return inputs
 
 
@@ -155,15 +151,12 @@ def pack(
         input_ids: [B, T], padded on the right.
         attention_mask: [B, T], 1 on tokens, 0 on padding.
         token_index: [P], where the tokens that run stand in the flattened rows.
-        place_index, query_bounds: see `SharedPrompts`, where the prompts of some rows run in another row.
+        place_index, query_bounds: see `Packed`, where the prompts of some rows run in another row.
     """
     longest = input_ids.shape[1]
     bounds = F.pad(attention_mask.sum(1).cumsum(0), (1, 0)).int()
     ids_P = input_ids.flatten().index_select(0, token_index)
-    shared = None
-    if place_index is not None and query_bounds is not None:
-        shared = SharedPrompts(place_index, query_bounds)
-    return Packed(ids_P[None], (token_index % longest)[None], bounds, longest, shared)
+    return Packed(ids_P[None], (token_index % longest)[None], bounds, longest, place_index, query_bounds)
 
 
 def predictors(attention_mask: Tensor, scored_index: Tensor, place_index: Tensor | None = None) -> Tensor:
@@ -174,8 +167,8 @@ def predictors(attention_mask: Tensor, scored_index: Tensor, place_index: Tensor
 
 def own_slice(packed: Packed, sharers: Sharers) -> Packed:
     """Return this rank's slice of the row, made a multiple of the ranks by a further row, with the whole's bounds."""
-    ids, positions, bounds, longest, shared = packed
-    assert shared is None, "ranks that share tokens get rows whose prompts are their own"
+    ids, positions, bounds, longest, place_index, _ = packed
+    assert place_index is None, "ranks that share tokens get rows whose prompts are their own"
     extra = -ids.shape[1] % sharers.size
     if extra:
         ids = F.pad(ids, (0, extra))
