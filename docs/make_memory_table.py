@@ -1,17 +1,33 @@
-"""Prints the table of docs/memory.md: `python docs/make_memory_table.py`; a test holds the page to it.
+"""Prints the tables of docs/memory.md: `python docs/make_memory_table.py`; a test holds the page to them.
 
-Bytes a parameter as DeepSpeed 0.19.8 was seen to allocate them in bf16 with float32 accumulation, divided over ranks by
-the ZeRO stage; activations by the formula of Korthikanti et al., arXiv:2205.05198v1, section 4.1, for flash attention.
+They are plans (docs/plan.md) of Llama-like models: the same count of activations, model of memory and choice of
+settings.
 """
 
-from dataclasses import dataclass
+import functools
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from openkto.batches.loader import WITHOUT_GRADIENT
+from openkto.config import LoraConfig
+from openkto.distributed.zero_options import ZeroOptions
+from openkto.models import Actor
+from openkto.planning.activations import RECOMPUTATION, Activations, Recomputation
+from openkto.planning.activations import Shape as MicroBatch
+from openkto.planning.memory import Sizes, Way, memory_of
+from openkto.planning.ways import Trains, best, choices, count_sizes
 
 GB = 1e9
 CARD = 80.0  # GB
-# The CUDA context, NCCL, and what the allocator cannot hand out.
-RESERVED = 4.0
-WEIGHT, GRADIENT, ACCUMULATED, MASTER_AND_MOMENTS = 2, 2, 4, 12
-REDUCE_BUCKET, PREFETCH, LIVE = 5e7, 5e7, 1e9  # elements; see openkto/distributed/zero_options.py and DeepSpeed
+HEAD = 128  # elements
+LORA_RANK = 16
+NOTHING = Activations(0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -42,87 +58,63 @@ SHAPES = (
     Shape("70B", 80, 8192, 28672, 1024, 128256),
 )
 GPUS = (1, 8, 16, 64)
-RECOMPUTATION = ("none", "selective", "whole")
 
 
-def states(shape: Shape, stage: int, ranks: int, *, adam_offload: bool = False, param_offload: bool = False) -> float:
-    """Return the GB of weights, gradients and optimizer states on a GPU, and of DeepSpeed's buffers, while training."""
-    n = shape.numel
-    weights = WEIGHT * n / (ranks if stage == 3 else 1)
-    if param_offload:
-        weights = 0.0
-    gradients = (GRADIENT + ACCUMULATED) * n if stage == 1 else ACCUMULATED * n / ranks
-    optimizer = MASTER_AND_MOMENTS * n / ranks
-    if adam_offload:
-        optimizer = 0.0
-        gradients = 0.0 if stage > 1 else gradients
-    # In the buffer, and in float32 on its way.
-    buffers = (GRADIENT + ACCUMULATED) * REDUCE_BUCKET
-    if stage == 3:
-        buffers += WEIGHT * (min(LIVE, n) if ranks > 1 or param_offload else 0) + WEIGHT * PREFETCH
-        # The largest parameter is gathered, and its gradient made, whole.
-        buffers += (WEIGHT + GRADIENT + ACCUMULATED) * shape.vocabulary * shape.hidden
-    return (weights + gradients + optimizer + buffers) / GB
-
-
-def lora(shape: Shape, stage: int, ranks: int) -> float:
-    """Return the GB of a frozen model with an adapter of rank 16 on every linear layer."""
-    widths = 4 * shape.hidden + 2 * (shape.hidden + shape.kv) + 3 * (shape.hidden + shape.inner)
-    adapter = 16 * widths * shape.layers
-    weights = WEIGHT * shape.numel / (ranks if stage == 3 else 1)
-    buffers = WEIGHT * (min(LIVE, shape.numel) if stage == 3 and ranks > 1 else 0)
-    return (weights + adapter * (WEIGHT + GRADIENT + ACCUMULATED + MASTER_AND_MOMENTS) + buffers) / GB
-
-
-def activations(shape: Shape, tokens: int, how: str) -> float:
-    """Return the GB that a micro-batch of this many tokens keeps: none, selective or whole recomputation."""
-    h, f, kv = shape.hidden, shape.inner, shape.kv
-    # In bf16: the residual twice, two norms' results, q, k, v (before and after rotation), attention's result, gate,
-    # up, its SiLU and the product, and what the two blocks add.
-    none = 2 * (2 * h + 2 * h + 2 * h + 3 * kv + h + 4 * f + 2 * h)
-    # The results of the seven products and of attention, and the layer's input.
-    selective = 2 * (h + h + 2 * kv + h + h + 2 * f + h)
-    whole = 2 * h
-    layer = {"none": none, "selective": selective, "whole": whole}[how]
-    running = 0 if how == "none" else none  # of the layer that runs again
-    return (shape.layers * layer + running) * tokens / GB
-
-
-def full_training(shape: Shape, ranks: int, tokens: int) -> str:
-    """Return the first way to train all parameters that fits, from the fastest on; the reference is cached."""
-    ways = (
-        [(how, stage, False, False) for how in RECOMPUTATION for stage in (1, 2, 3)]
-        + [(how, stage, True, False) for stage in (2, 3) for how in RECOMPUTATION]
-        + [(how, 3, True, True) for how in RECOMPUTATION]
+@functools.cache
+def sizes(shape: Shape, tokens: int, trains: Trains, recomputation: tuple[Recomputation, ...] = RECOMPUTATION) -> Sizes:
+    """Return what takes memory of a model in bf16, with micro-batches of so many tokens, all of them scored."""
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.hidden // HEAD,
+        num_key_value_heads=shape.kv // HEAD,
+        tie_word_embeddings=shape.tied,
     )
-    for how, stage, adam, params in ways:
-        if ranks == 1 and stage > 1 and not adam:
-            continue  # nothing to share with
-        held = states(shape, stage, ranks, adam_offload=adam, param_offload=params)
-        total = held + activations(shape, tokens, how)
-        if total + RESERVED <= CARD:
-            flags = [f"stage {stage}"] + ["adam_offload"] * adam + ["param_offload"] * params
-            flags += [] if how == "none" else [f"checkpointing {how}"]
-            return f"{' + '.join(flags)}: {total:.0f} GB"
-    return "no"
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        actor = Actor(model, lora=LoraConfig(lora_rank=LORA_RANK if trains == "LoRA" else 0))
+    without = tokens * WITHOUT_GRADIENT["cuda"]
+    micro_batches = MicroBatch(1, tokens, tokens - 1), MicroBatch(1, without, without - 1)
+    return count_sizes(actor, micro_batches, "cuda", reference=shape.numel, recomputation=recomputation)
 
 
-def lora_training(shape: Shape, ranks: int, tokens: int) -> str:
-    """Return likewise the first way to train an adapter."""
-    for how in RECOMPUTATION:
-        for stage in (1, 3):
-            total = lora(shape, stage, ranks) + activations(shape, tokens, how)
-            if total + RESERVED <= CARD and not (stage == 3 and ranks == 1):
-                return f"stage {stage}{'' if how == 'none' else f' + checkpointing {how}'}: {total:.0f} GB"
-    return "no"
+def states(shape: Shape, way: Way, trains: Trains, tokens: int, *, in_4_bits: bool = False) -> float:
+    """Return the GB of a GPU without activations and what is reserved; with all linear layers in 4 bits, if asked."""
+    known = sizes(shape, tokens, trains, (way.recomputation,))
+    idle = replace(
+        known,
+        training=dict.fromkeys(known.training, NOTHING),
+        forward=NOTHING,
+        in_4_bits=shape.layers * shape.layer if in_4_bits else 0,
+    )
+    memory = memory_of(idle, way)
+    return (memory.total - memory.parts["libraries"]) / GB
+
+
+def cell(shape: Shape, ranks: int, tokens: int, trains: Trains) -> str:
+    """Return the first choice that fits a card; the reference is cached, or the policy without its adapter."""
+    base = Way(zero_stage=0, ranks=ranks, options=ZeroOptions())
+    reference = {"full": ("cached",), "LoRA": ("adapter",)}
+    found = choices({trains: sizes(shape, tokens, trains)}, base, reference, lambda _, __: True)
+    choice = best(found, CARD * GB)
+    if choice is None:
+        return "no"
+    way = choice.way
+    words = [f"stage {way.zero_stage}"]
+    words += ["adam_offload"] * way.options.adam_offload + ["param_offload"] * way.options.param_offload
+    words += [] if way.recomputation == "none" else [f"checkpointing {way.recomputation}"]
+    return f"{' + '.join(words)}: {choice.memory.total / GB:.0f} GB"
 
 
 def page(tokens: int = 8192) -> str:
-    """Return the tables for micro-batches of these many tokens."""
+    """Return the tables for micro-batches of so many tokens."""
     lines = []
-    for title, choose in (("All parameters", full_training), ("LoRA, rank 16", lora_training)):
+    titles: dict[str, Trains] = {"All parameters": "full", f"LoRA, rank {LORA_RANK}": "LoRA"}
+    for title, trains in titles.items():
         lines += [f"| {title} | {' | '.join(f'{n} GPU' + 's' * (n > 1) for n in GPUS)} |", "| --- " * 5 + "|"]
-        lines += [f"| {s.name} | {' | '.join(choose(s, n, tokens) for n in GPUS)} |" for s in SHAPES]
+        lines += [f"| {s.name} | {' | '.join(cell(s, n, tokens, trains) for n in GPUS)} |" for s in SHAPES]
         lines.append("")
     return "\n".join(lines)
 

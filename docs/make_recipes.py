@@ -1,7 +1,8 @@
 """Prints the table of docs/recipes.md, and with --headers each recipe's line of memory; a test holds both to this.
 
-What a GPU holds follows docs/make_memory_table.py. The models' sizes are those of their config.json on the Hub, Llama's
-and Qwen3's compared with meta-llama/llama-models (models/sku_list.py) and pytorch/torchtune (torchtune/models/qwen3).
+What a GPU holds is what `openkto plan` says, as in docs/make_memory_table.py. The models' sizes are those of their
+config.json on the Hub, Llama's and Qwen3's compared with meta-llama/llama-models (models/sku_list.py) and
+pytorch/torchtune (torchtune/models/qwen3).
 """
 
 import re
@@ -11,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from make_memory_table import GB, MASTER_AND_MOMENTS, RESERVED, SHAPES, Shape, activations, lora, states
+from make_memory_table import GB, SHAPES, Shape, sizes, states
+
+from openkto.distributed.zero_options import ZeroOptions
+from openkto.planning.activations import Recomputation
+from openkto.planning.memory import FLOAT, MOMENTS, ON_GPU, Way
+from openkto.planning.ways import Trains
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 NAME = re.compile(r"(\d+b)_(full|lora|qlora)_(\d+)x(\d+)gb")
@@ -26,9 +32,7 @@ MODELS = {
     "Qwen/Qwen2.5-32B-Instruct": Shape("32B", 64, 5120, 27648, 1024, 152064),
     "meta-llama/Llama-3.3-70B-Instruct": OF_TABLE["70B"],
 }
-# QLoRA's 4-bit NormalFloat with double quantization: 4 + 8/64 + 32/(64 * 256) bits (arXiv:2305.14314v1, section 3).
-BYTES_IN_4BIT = (4 + 8 / 64 + 32 / (64 * 256)) / 8
-# The CUDA context and the allocator's waste on a single GPU; RESERVED has NCCL in it.
+# The CUDA context and the allocator's waste on a single GPU; ON_GPU has NCCL in it.
 RESERVED_ON_ONE = 1.5
 WAYS = {"full": "all parameters", "lora": "LoRA", "qlora": "QLoRA"}
 
@@ -53,26 +57,29 @@ class Recipe:
         return MODELS[self.settings["pretrain"]]
 
     @property
+    def trains(self) -> Trains:
+        return "full" if self.way == "full" else "LoRA"
+
+    @property
+    def how(self) -> Recomputation:
+        kinds: dict[Any, Recomputation] = {True: "whole", "selective": "selective", False: "none"}
+        return kinds[self.settings["gradient_checkpointing"]]
+
+    @property
     def states(self) -> float:
         """GB of weights, gradients, optimizer states and DeepSpeed's buffers on a GPU."""
-        stage, offload = self.settings["zero_stage"], self.settings.get("adam_offload", False)
-        if self.way == "full":
-            return states(self.shape, stage, self.gpus, adam_offload=offload)
-        saved = 0.0
-        if self.way == "qlora":
-            # Linear layers are quantized; the embeddings and the head are not.
-            saved = (2 - BYTES_IN_4BIT) * self.shape.layers * self.shape.layer / GB
-        return lora(self.shape, stage, self.gpus) - saved
+        options = ZeroOptions(adam_offload=self.settings.get("adam_offload", False))
+        way = Way(self.settings["zero_stage"], self.gpus, recomputation=self.how, options=options)
+        return states(self.shape, way, self.trains, self.settings["max_len"], in_4_bits=self.way == "qlora")
 
     @property
     def row(self) -> float:
-        """GB that the activations of one row of max_len tokens take."""
-        how = {True: "whole", "selective": "selective", False: "none"}[self.settings["gradient_checkpointing"]]
-        return activations(self.shape, self.settings["max_len"], how)
+        """GB that one row of max_len tokens takes in its forward and backward."""
+        return sizes(self.shape, self.settings["max_len"], self.trains, (self.how,)).training[self.how].peak / GB
 
     @property
     def reserved(self) -> float:
-        return RESERVED if self.gpus > 1 else RESERVED_ON_ONE
+        return ON_GPU / GB if self.gpus > 1 else RESERVED_ON_ONE
 
     @property
     def node(self) -> float:
@@ -80,7 +87,7 @@ class Recipe:
         if not self.settings.get("adam_offload", False):
             return 0.0
         # The gradients beside the optimizer's states, in float32.
-        return (MASTER_AND_MOMENTS + 4) * self.shape.numel * min(self.gpus, 8) / self.gpus / GB
+        return (FLOAT + MOMENTS + FLOAT) * self.shape.numel * min(self.gpus, 8) / self.gpus / GB
 
     @property
     def memory(self) -> str:

@@ -1,4 +1,4 @@
-"""What `mkdocs build` does beside rendering docs/: tables from the code, and the pages that live outside docs/.
+"""What `mkdocs build` does beside rendering docs/: the flags from the code, and the pages that live outside docs/.
 
 A page is written for GitHub, where links are paths of the repository. Each file outside docs/ that a page links to
 becomes part of the site under its own path (README.md as index.md), and the links follow.
@@ -17,10 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import make_flags  # noqa: E402
-import make_memory_table  # noqa: E402
 
 LINK = re.compile(r"(\]\()([^)\s#]+)")
-TABLES = re.compile(r"(<!-- tables -->\n).*?(\n<!-- end of tables -->)", re.DOTALL)
 
 
 def linked(page: str) -> set[str]:
@@ -63,12 +61,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write the tables that come from the code, and let links lead to where the site has their files."""
+    """Write the page of flags, and let links lead to where the site has their files."""
     place = page.file.src_uri
     if place == "flags.md":
         markdown = make_flags.page()
-    if place == "memory.md":
-        markdown = TABLES.sub(lambda found: f"{found[1]}\n{make_memory_table.page().strip()}\n{found[2]}", markdown)
     source, folder = in_repository_of(place), posixpath.dirname(place) or "."
 
     def moved(found: re.Match[str]) -> str:

@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from openkto.config import LOSSES, eval_sets, from_yaml, to_yaml
 from openkto.config.flags import parse
@@ -40,9 +43,16 @@ def test_the_library_example_trains_evaluates_and_saves(tmp_path, monkeypatch):
     assert (tmp_path / "out/model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_memory_page_holds_the_computed_tables():
     shown = subprocess.run([sys.executable, DOCS / "make_memory_table.py"], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() in (DOCS / "memory.md").read_text()
+
+
+def test_the_smallest_model_of_the_memory_page_is_computed():
+    table = runpy.run_path(str(DOCS / "make_memory_table.py"))
+    cells = [table["cell"](table["SHAPES"][0], ranks, 8192, "LoRA") for ranks in table["GPUS"]]
+    assert f"| 1B | {' | '.join(cells)} |" in (DOCS / "memory.md").read_text()
 
 
 def test_the_example_of_entries_with_settings_of_their_own_reads_its_rows(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ Recomputation = Literal["none", "selective", "whole"]
 RECOMPUTATION: tuple[Recomputation, ...] = ("none", "selective", "whole")
 COUNTED = "openkto_counted"
 PHASES = ("forward", "head", "backward", "end")
-LAYERS = (2, 3)  # of a model whose layers are all alike, as many are run; the others follow from the difference
+LAYERS = (1, 2)  # of a model whose layers are all alike, as many are run; the others follow from the difference
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ PARTS = ("weights", "gradients", "optimizer", "reference", "activations", "logit
 ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
 FLOAT = 4
 MOMENTS = 8
-IN_4_BITS = 0.516  # bytes: nf4, and the scales of 64 weights in 8 bits (QLoRA, arXiv:2305.14314v1, section 3)
+# QLoRA's 4-bit NormalFloat with double quantization (arXiv:2305.14314v1, section 3), in bytes.
+IN_4_BITS = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 # Of DeepSpeed's configuration: the elements that stage 3 gathers, and those that stage 0 reduces in one call.
 LIVE, ALL_REDUCE = 10**9, 5 * 10**8
 # Assumed, not measured: a GPU's context, NCCL, kernels' workspaces and what the allocator cannot hand out.
@@ -157,8 +158,8 @@ def _backward(sizes: Sizes, way: Way) -> dict[str, dict[str, float]]:
     """Return what there is beside, in the backward of the largest micro-batch but the first of a step."""
     found, gathered = sizes.training[way.recomputation], _gathered(sizes, way)
     gradients, bucket = _gradients(sizes, way)
-    # A processor's memory is taken page by page, as the bucket fills.
-    empty = bucket if way.device == "cuda" else 0.0
+    # A processor's memory is taken page by page, as the bucket fills; stage 3 keeps its own from the first step on.
+    empty = 0.0 if way.device == "cpu" and way.zero_stage < 3 else bucket
     early = {"gradients": gradients, "buffers": gathered + empty}
     late = {"gradients": gradients, "buffers": gathered + bucket}
     return {
@@ -188,9 +189,6 @@ def _gradients(sizes: Sizes, way: Way) -> tuple[float, float]:
     buffers = float((e + (FLOAT if e != FLOAT else 0)) * _bucket(sizes, way))
     if way.zero_stage == 1:
         return (e + (summed if e != summed else 0)) * trained, buffers
-    if way.zero_stage == 3:
-        # The largest parameter's gradient is made whole.
-        buffers += (e + FLOAT) * max(sizes.trained)
     return 0.0 if way.options.adam_offload else summed * trained / way.ranks, buffers
 
 

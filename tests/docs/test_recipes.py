@@ -89,7 +89,11 @@ def test_recipes_in_4_bits_break_no_rule_where_their_package_is(name, place, mon
         parse(words(name, place, "--zero_stage", "3"), "train")
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+QUICK = {"1b_full_1x24gb.yaml", "8b_lora_1x24gb.yaml"}  # to count
+MARKED = [r if r.name in QUICK else pytest.param(r, marks=pytest.mark.slow) for r in RECIPES]
+
+
+@pytest.mark.parametrize("recipe", MARKED, ids=lambda recipe: recipe.name)
 def test_a_recipe_says_its_memory_which_fits_its_card(recipe):
     text = (ROOT / "configs" / recipe.name).read_text()
     assert recipe.memory in text.splitlines()
@@ -118,14 +122,15 @@ def test_the_models_have_the_parameters_that_their_cards_state():
 
 
 def test_the_memory_of_one_recipe_by_hand():
-    """Llama-3.1-8B: 8.03e9 parameters of 2 bytes; adapters of rank 16 have 41.9e6 parameters of 20 bytes."""
+    """Llama-3.1-8B: 8.03e9 parameters of 2 bytes; adapters of rank 16 have 41.9e6 of 18, and a bucket of 6."""
     (lora,) = [recipe for recipe in RECIPES if recipe.name == "8b_lora_1x24gb.yaml"]
-    assert lora.states == pytest.approx(8.030 * 2 + 0.0419 * 20, abs=0.01)
+    assert lora.states == pytest.approx(8.030 * 2 + 0.0419 * 24, abs=0.01)
     (in_4bit,) = [recipe for recipe in RECIPES if recipe.name == "8b_qlora_1x16gb.yaml"]
     # Qwen3-8B: 6.945e9 parameters in layers of 0.516 bytes, 1.245e9 others of 2, 43.6e6 of adapters.
-    assert in_4bit.states == pytest.approx(6.945 * 0.5159 + 1.245 * 2 + 0.0436 * 20, abs=0.02)
+    assert in_4bit.states == pytest.approx(6.945 * 0.5159 + 1.245 * 2 + 0.0436 * 24, abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_page_lists_the_recipes():
     assert make_recipes.page() in (ROOT / "docs/recipes.md").read_text()
     assert len(RECIPES) == len(NAMES) - 1  # all but cpu_try_out

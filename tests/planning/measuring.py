@@ -14,11 +14,11 @@ M_MMAP_THRESHOLD = -3  # of mallopt
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def small_llama(**changes: Any) -> transformers.PreTrainedModel:
+def small_llama() -> transformers.PreTrainedModel:
     """Return a Llama of 20M parameters: large beside what a process takes for other things."""
     shape = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4}
     shape |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 1024}
-    return tiny_llama(**(shape | changes))
+    return tiny_llama(**shape)
 
 
 def resident(name: str) -> int:
@@ -31,7 +31,7 @@ def forget() -> None:
     CLEAR.write_text("5")
 
 
-def peak_of_training(folder: Path, rows: TokenRowList, shape: dict[str, Any], settings: dict[str, Any]) -> int:
+def peak_of_training(folder: Path, rows: TokenRowList, settings: dict[str, Any]) -> int:
     """Return the bytes that two steps took at the most, beyond what the process had before there was a model.
 
     Blocks of 64 KiB and more are handed back to the system when they are freed, so that the count is of what lives, not
@@ -44,7 +44,7 @@ def peak_of_training(folder: Path, rows: TokenRowList, shape: dict[str, Any], se
     del warm
     gc.collect()
     before = resident("VmRSS")
-    trainer, _ = make_trainer(rows, model=functools.partial(small_llama, **shape), **settings)
+    trainer, _ = make_trainer(rows, model=small_llama, **settings)
     gc.collect()
     forget()
     trainer.fit(quiet_args(folder / "run", 2))

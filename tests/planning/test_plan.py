@@ -49,7 +49,7 @@ def test_given_flags_stay_and_are_not_repeated(words, capsys):
 
 
 def test_without_rows_each_has_the_longest_length(words, capsys):
-    found = plan_of([*words[:2], "--gpus", "1", "--gpu_memory", "80", "--max_len", "100"], capsys)
+    found = plan_of([*words[:2], "--gpus", "1", "--gpu_memory", "80", "--max_len", "100", "--lora_rank", "0"], capsys)
     assert found["largest_micro_batch"]["full"] == {"rows": 1, "length": 800, "scored": 400}
     assert found["steps"] is None
     assert "--dataset ROWS" in found["command"]
@@ -60,7 +60,7 @@ def test_without_rows_each_has_the_longest_length(words, capsys):
     [
         (["--gpus", "8"], "--gpu_memory: is needed with --gpus"),
         (["--gpus", "8", "--gpu_memory", "0"], "--gpu_memory: must be a number above 0"),
-        (["--gpu_memory", "1"], "The nearest is "),
+        (["--gpu_memory", "1", "--micro_train_batch_size", "1", "--lora_rank", "0"], "The nearest is "),
         (["--tensor_parallel_size", "2"], "--tensor_parallel_size: must be 1 for a plan"),
     ],
 )
