@@ -39,7 +39,7 @@ WAYS = {"full": "all parameters", "lora": "LoRA", "qlora": "QLoRA"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """A file of configs/ for a model on so many cards.
+    """A file of configs/ for a model on this many cards.
 
     Args:
         card: GB of each GPU.

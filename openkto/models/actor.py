@@ -65,8 +65,8 @@ class Actor(nn.Module):
         use_liger_kernel: take the Liger package's layers, when loading.
         compile_backend: compile the layers and the head's passes over logits with this backend of torch.compile;
             None does not.
-        lora: of the new adapter to put on the model; where `pretrain_or_model` is an adapter's folder, its dropout
-            alone counts.
+        lora: of the new adapter to put on the model; where `pretrain_or_model` is an adapter's folder, only its
+            dropout counts.
         keeps_start: keep an adapter that is loaded as it starts, too, for `reference()`.
 
     Raises:

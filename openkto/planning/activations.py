@@ -159,7 +159,7 @@ def _phases(actor: Actor, live: "_Live") -> Iterator[None]:
 
 
 class _Live(TorchDispatchMode):
-    """Adds up the tensors that live, but for those that were there before."""
+    """Adds up the tensors that live, except those that were there before."""
 
     def __init__(self, before: list[Tensor]) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Way:
-    """How a run is laid out, as far as it takes memory; named as the settings are, but for `recomputation`.
+    """How a run is laid out, as far as it takes memory; named as the settings are, except `recomputation`.
 
     Args:
         ranks: that share optimizer states, gradients and parameters.

@@ -43,7 +43,7 @@ class Choice:
 
     @property
     def is_sensible(self) -> bool:
-        """Whether it gains anything over others on so many ranks."""
+        """Whether it gains anything over others on this many ranks."""
         way = self.way
         if way.options.adam_offload:
             return True
