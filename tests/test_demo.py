@@ -18,6 +18,9 @@ import make_model
 import tiny_language
 from tiny_language import Question, is_on_topic, is_preferred, polite_answer, rude_answer
 
+from openkto.pages.run_files import read_run
+from openkto.pages.suspects import suspects_of
+
 ROOT = Path(__file__).parent.parent
 STATION = Question("Where is the station?", "the station is near the park")
 
@@ -123,6 +126,24 @@ def test_the_count_is_of_preferred_and_of_right_answers():
 
 
 @pytest.mark.slow
+def test_label_errors_planted_in_a_twentieth_of_the_rows_are_the_runs_first_suspects(tmp_path):
+    make_model.make_model(tmp_path / "model")
+    rows = [json.loads(line) for line in (ROOT / "examples/kto_train.jsonl").read_text(encoding="utf-8").splitlines()]
+    planted = set(random.Random(0).sample(range(len(rows)), len(rows) // 20))
+    for row in planted:
+        rows[row]["label"] = not rows[row]["label"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, "cli/train_kto.py", "--config", "examples/demo.yaml", "--pretrain", f"{tmp_path}/model"]
+    command += ["--dataset", f"{tmp_path}/rows.jsonl", "--eval_dataset", "examples/kto_eval.jsonl"]
+    command += ["--data_cache_dir", f"{tmp_path}/cache", "--ref_cache_dir", f"{tmp_path}/cache"]
+    subprocess.run([*command, "--save_path", f"{tmp_path}/out"], cwd=ROOT, check=True, timeout=600)
+    rewards = read_run(tmp_path / "out").rewards
+    assert rewards is not None
+    found = [one.row for one in suspects_of(rewards, len(planted))]
+    assert len(planted & set(found)) >= 0.7 * len(planted), "precision at 5%; 95% were measured"
+
+
+@pytest.mark.slow
 def test_the_demo_raises_the_preferred_share_from_half_to_nine_tenths():
     start = time.monotonic()
     done = subprocess.run([sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -132,4 +153,8 @@ def test_the_demo_raises_the_preferred_share_from_half_to_nine_tenths():
     assert 0.35 <= sum(row["before_preferred"] for row in rows) / len(rows) <= 0.65
     assert sum(row["after_preferred"] for row in rows) / len(rows) >= 0.9
     assert "preferred" in done.stdout
+    # It ends with the report of its run, and says where that is.
+    assert "the report is in demo/kto/report.html" in done.stdout + done.stderr
+    assert "demo/kto/report.html: open it in a browser." in done.stdout
+    assert (ROOT / "demo/kto/report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert time.monotonic() - start < 240, done.stdout

@@ -32,7 +32,7 @@ CLASS_COLOURS = {
     "type": "nominal",
     "title": None,
     "scale": {"domain": [DESIRABLE, UNDESIRABLE], "range": [COLOURS[DESIRABLE], COLOURS[UNDESIRABLE]]},
-    "legend": {"orient": "bottom"},
+    "legend": {"orient": "bottom", "symbolOpacity": 1},
 }
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#8C6D31"]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"

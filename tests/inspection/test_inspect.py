@@ -16,7 +16,7 @@ from openkto.commands.inspect import main
 from openkto.data.holdout import is_held_out, prompt_digest
 from openkto.errors import ConfigError, DataError
 from openkto.inspection.label_errors import LOWEST_AUC
-from tests.pages.chromium import open_page
+from tests.pages.chromium import look_at_page
 from tests.text_rows import byte_tokenizer
 from tests.tokenizers_for_tests import byte_tokenizer as merging_tokenizer
 
@@ -320,7 +320,7 @@ def test_the_page_shows_the_rows_and_draws_its_charts(tmp_path, model, monkeypat
     assert "<script>alert" not in text
     assert "http-equiv" in text
     assert "src=" not in text.partition("<script")[0]
-    document, console = open_page(page, tmp_path)
+    document, console = look_at_page(page, tmp_path, 390, is_dark=True)
     assert console == []
     assert document.count('class="marks"') == 2
 

@@ -8,7 +8,7 @@ from openkto.commands.report import main
 from openkto.errors import ConfigError
 from openkto.pages.charts import MAX_POINTS, charts_of
 from openkto.pages.run_files import read_run
-from tests.pages.chromium import open_page
+from tests.pages.chromium import look_at_page
 from tests.pages.made_runs import learning_run, start, summary, train_line, write_run
 
 ALL_OF_THE_RUN = {"loss", "rewards", "margins", "auc", "kl", "grad_norm", "learning_rate", "histograms"}
@@ -90,10 +90,14 @@ def test_the_page_escapes_what_a_run_says_and_asks_nobody(tmp_path):
     assert not re.search(r"(src|href|action)=|url\(", markup)
 
 
-@pytest.mark.parametrize("names", [["a"], ["a", "b"]], ids=["one_run", "two_runs"])
-def test_every_plot_is_drawn_in_a_browser_without_a_word_on_its_console(tmp_path, names):
+@pytest.mark.parametrize(
+    ("names", "width", "is_dark"),
+    [(["a"], 390, True), (["a"], 1280, False), (["a", "b"], 390, False)],
+    ids=["narrow_dark", "wide_light", "two_runs_narrow_light"],
+)
+def test_every_plot_is_drawn_to_be_read_and_without_a_word_on_the_browsers_console(tmp_path, names, width, is_dark):
     main([*(str(learning_run(tmp_path / name, 20)) for name in names), "--output", str(tmp_path / "page.html")])
-    document, console = open_page(tmp_path / "page.html", tmp_path, "--window-size=390,2000")
+    document, console = look_at_page(tmp_path / "page.html", tmp_path, width, is_dark=is_dark)
     assert console == []
     wanted = re.findall(r'id="chart-([\w]+)"', document)
     assert len(wanted) >= len(ALL_OF_THE_RUN) - 1
