@@ -168,6 +168,14 @@ def merge_with(address: str, argv: list[str]) -> tuple[int, str]:
     return run_to_status(argv, merge_lora.main)
 
 
+def test_a_key_that_may_not_write_ends_the_run_before_it_trains(hub, place, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", READ_ONLY)
+    said = run_ranks(train_with, 2, place, hub.address, flags(place, "--push_to_hub", "support"))
+    assert [code for code, _ in said] == [2, 2]
+    assert "--push_to_hub: needs a key that may write" in said[0][1]
+    assert not (place / "out/metrics.jsonl").exists()
+
+
 def test_a_run_uploads_its_adapter_at_its_end_and_a_failed_upload_loses_nothing(hub, place):
     argv = flags(place, "--lora_rank", "4", "--load_checkpoint", "--push_to_hub", "support")
     hub.is_full = True
