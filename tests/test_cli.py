@@ -408,7 +408,6 @@ def assert_fits_a_screen(said):
     """See that a run's log says what matters, in few lines, each of which is the run's own."""
     beginnings = ("warning:", "tokenised", "evaluation", "classes:", "tokens:", "steps:", "checkpoints:", "step ")
     beginnings += ("data:", "reference: ", "the reference is", "the model is in", "ended at step", "mismatched pairs:")
-    beginnings += ("prompts: each runs once",)
     # A start on a busy machine also says what it is at.
     shown = [line for line in said.splitlines() if not line.startswith("start-up: ")]
     assert len(shown) <= 25, said

@@ -81,7 +81,8 @@ def _shares_prompts(loaders: list[KTODataLoader], actors: list[Any]) -> bool:
         return False
     reason = next((why for why in (_reason_against(loaders, actor) for actor in actors) if why is not None), None)
     if reason is None:
-        log.info("prompts: each runs once for all its completions, without gradient (--share_prompts %s)", choice)
+        level = logging.INFO if choice == "on" else logging.DEBUG
+        log.log(level, "prompts: each runs once for all its completions, without gradient (--share_prompts %s)", choice)
         return True
     if choice == "on":
         raise ConfigError(f"--share_prompts: on needs packed rows that may see another row's; got {reason}. Take auto.")

@@ -98,7 +98,7 @@ def test_a_filled_cache_is_the_same_with_shared_prompts_and_without(tmp_path):
 def layout_of(caplog, config, **settings):
     """Return the layout that a model's loader gets, and what is said."""
     loader = KTODataLoader(token_rows([True] * 4), 4, 4)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         plan_for([loader], Actor(random_model(config), **settings))
     return loader.layout, caplog.text
 
