@@ -88,6 +88,7 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
     rows, rows_are = _rows(config)
     works = {trains: forward_work(actor) for trains, actor in actors.items()}
     other = _other_reference(config)
+    _check_runs(config, next(iter(actors.values())), machine)
     found: list[Choice] = []
     for limit in _limits(config, options):
         loaders = {trains: _loader(config, machine, rows, limit, actor) for trains, actor in actors.items()}
@@ -151,6 +152,25 @@ def _check(config: RunConfig) -> None:
         log.warning("warning: --ds_config: the plan does not read the file.")
     if config.model.use_liger_kernel or config.model.torch_compile:
         log.warning("warning: the plan is for the model's own layers; compiled or fused ones take less memory.")
+
+
+def _check_runs(config: RunConfig, actor: "Actor", machine: "Machine") -> None:
+    """Refuse a model whose code looks at values, which the meta device does not have, or wants another dtype there.
+
+    Raises:
+        ConfigError: it cannot be counted.
+    """
+    from openkto.planning.activations import Shape, count_training
+
+    try:
+        count_training(actor, Shape(1, 8, 4), "none", machine.device)
+    except Exception as error:  # other people's code: it raises whatever it does
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"--pretrain: the model must run on torch's meta device, where memory is counted; got "
+            f"{policy_name(config.model)} ({actor.model.config.model_type}: {reason}). For a mixture of experts pass "
+            "--param_dtype bf16; else look at the peak that a short run reports."
+        ) from error
 
 
 def _policies(config: RunConfig, options: RunOptions, precision: str) -> "dict[Trains, Actor]":

@@ -46,6 +46,8 @@ def empty_actor(
     is_adapter = is_adapter_folder(pretrain)
     with torch.device("meta"), quiet_peft():
         lora = LoraConfig() if is_adapter else settings
+        if attn_implementation == "eager":
+            model.set_attn_implementation(attn_implementation)
         actor = Actor(model, packing=packing, attn_implementation=attn_implementation, lora=lora)
         if is_adapter:
             known = read_adapter_config(pretrain)

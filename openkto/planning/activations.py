@@ -207,12 +207,12 @@ def _recomputing(actor: Actor, recomputation: Recomputation) -> Iterator[None]:
 def _counting(actor: Actor, device: Device) -> Iterator[None]:
     """Inside, attention is counted as a flash kernel's and the head's chunks are the device's.
 
-    A model that takes no other attention runs its own.
+    A model that takes no other attention runs its own, as does one whose attention is the plain one with all scores.
     """
     model = actor.language_model
     before = model.config._attn_implementation
     CHUNK_ELEMENTS["meta"] = CHUNK_ELEMENTS[device]
-    if model._supports_attention_backend:
+    if model._supports_attention_backend and before != "eager":
         AttentionInterface.register(COUNTED, _attention_on_cpu if device == "cpu" else _attention)
         model.set_attn_implementation(COUNTED)
     try:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import transformers
 
 from openkto.commands.plan import main
 from openkto.errors import ConfigError
@@ -53,6 +54,13 @@ def test_without_rows_each_has_the_longest_length(words, capsys):
     assert found["largest_micro_batch"]["full"] == {"rows": 1, "length": 800, "scored": 400}
     assert found["steps"] is None
     assert "--dataset ROWS" in found["command"]
+
+
+def test_a_model_that_cannot_run_without_data_is_refused_in_a_sentence(tmp_path):
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    transformers.MixtralConfig(**shape, num_key_value_heads=2, vocab_size=61).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="--pretrain: the model must run on torch's meta device"):
+        main(["--pretrain", str(tmp_path), "--param_dtype", "fp32", "--gpus", "1", "--gpu_memory", "80"])
 
 
 @pytest.mark.parametrize(
