@@ -21,7 +21,7 @@ from openkto.models import Actor
 from openkto.planning.activations import RECOMPUTATION, Activations, Recomputation
 from openkto.planning.activations import Shape as MicroBatch
 from openkto.planning.memory import Sizes, Way, memory_of
-from openkto.planning.ways import Trains, best, choices, count_sizes
+from openkto.planning.ways import RARE, Trains, best, choices, count_sizes, layout_of
 
 GB = 1e9
 CARD = 80.0  # GB
@@ -97,7 +97,7 @@ def cell(shape: Shape, ranks: int, tokens: int, trains: Trains) -> str:
     """Return the first choice that fits a card; the reference is cached, or the policy without its adapter."""
     base = Way(zero_stage=0, ranks=ranks, options=ZeroOptions())
     reference = {"full": ("cached",), "LoRA": ("adapter",)}
-    found = choices({trains: sizes(shape, tokens, trains)}, base, reference, lambda _, __: True)
+    found = choices({trains: sizes(shape, tokens, trains)}, base, reference, lambda _, way: layout_of(way) not in RARE)
     choice = best(found, CARD * GB)
     if choice is None:
         return "no"

@@ -81,8 +81,8 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
     from openkto.report.flops import forward_work
     from openkto.trainer.schedule import total_steps
 
-    _check(config)
     machine = find_machine(options.gpus, options.gpu_memory, options.tflops)
+    _check(config, machine)
     precision = config.model.param_dtype or ("bf16" if machine.device == "cuda" else "fp32")
     actors = _policies(config, options, precision)
     rows, rows_are = _rows(config)
@@ -142,8 +142,14 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
     )
 
 
-def _check(config: RunConfig) -> None:
+def _check(config: RunConfig, machine: "Machine") -> None:
     """Refuse what the model of memory does not know."""
+    for name in ("adam_offload", "param_offload", "ref_offload"):
+        if machine.device == "cpu" and vars(config.deepspeed)[name]:
+            raise ConfigError(
+                f"--{name}: moves memory from a GPU; got it for a plan on this CPU. Leave it out, or pass --gpus and "
+                "--gpu_memory."
+            )
     for name in ("tensor_parallel_size", "sequence_parallel_size"):
         size = vars(config.deepspeed)[name]
         if size > 1:
@@ -226,7 +232,12 @@ def _zero_options(config: RunConfig) -> Any:
 
 def _allows(config: RunConfig, options: RunOptions, way: "Way") -> bool:
     """Return whether a way is what the given flags say, as far as they say it."""
+    from openkto.planning.ways import RARE, layout_of
+
     own, given = config.deepspeed, options.given
+    is_asked_for = layout_of(way) == (own.zero_stage, own.adam_offload, own.param_offload)
+    if layout_of(way) in RARE and not is_asked_for:
+        return False
     asked = {
         "zero_stage": (own.zero_stage, way.zero_stage),
         "adam_offload": (own.adam_offload, way.options.adam_offload),

@@ -14,7 +14,9 @@ Trains = Literal["full", "LoRA"]
 LAYOUTS = (
     (0, False, False), (1, False, False), (2, False, False), (3, False, False),
     (2, True, False), (3, True, False), (3, True, True),
+    (1, True, False), (3, False, True),
 )  # fmt: skip
+RARE = LAYOUTS[-2:]  # looked at only where flags ask for them
 
 
 @dataclass(frozen=True)
@@ -26,31 +28,31 @@ class Choice:
     memory: Memory
 
     @property
-    def layout(self) -> int:
-        """Its place in `LAYOUTS`."""
-        options = self.way.options
-        return LAYOUTS.index((self.way.zero_stage, options.adam_offload, options.param_offload))
-
-    @property
     def cost(self) -> tuple[int, ...]:
         """Sorts by what is given up for memory: all parameters, speed by offload, by recomputation, by sending more.
 
         A cached reference saves forwards in every epoch but the first.
         """
-        has_offload, how = self.way.options.adam_offload, RECOMPUTATION.index(self.way.recomputation)
-        order = (self.layout, how) if has_offload else (how, self.layout)
+        options, how = self.way.options, RECOMPUTATION.index(self.way.recomputation)
+        has_offload, layout = options.adam_offload or options.param_offload, LAYOUTS.index(layout_of(self.way))
+        order = (layout, how) if has_offload else (how, layout)
         return (self.trains != "full", has_offload, *order, self.way.reference == "model")
 
     @property
     def is_sensible(self) -> bool:
         """Whether it gains anything over others on this many ranks."""
         way = self.way
-        if way.options.adam_offload:
+        if way.options.adam_offload or way.options.param_offload:
             return True
         if way.zero_stage == 0:
             return way.precision == "fp32"  # else it holds twice the weights, under autocast
         # On one rank there is nothing to share: stage 2 lacks a copy that stage 1 has; in float32 stage 0 is best.
         return way.ranks > 1 or (way.zero_stage == 2 and way.precision != "fp32")
+
+
+def layout_of(way: Way) -> tuple[int, bool, bool]:
+    """Return what of a way `LAYOUTS` holds."""
+    return way.zero_stage, way.options.adam_offload, way.options.param_offload
 
 
 def count_sizes(
@@ -100,7 +102,7 @@ def choices(
     for trains, known in sizes.items():
         for reference in references[trains]:
             for stage, adam, param in LAYOUTS:
-                if adam and base.device == "cpu":
+                if (adam or param) and base.device == "cpu":
                     continue
                 options = replace(base.options, adam_offload=adam, param_offload=param)
                 for how in known.training:

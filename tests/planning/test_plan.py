@@ -49,6 +49,14 @@ def test_given_flags_stay_and_are_not_repeated(words, capsys):
     assert found["recommended"]["seconds_a_step"] is None  # nothing is known of that GPU
 
 
+def test_offload_at_stage_1_is_looked_at_where_it_is_asked_for(words, capsys):
+    given = ["--adam_offload", "--zero_stage", "1", "--lora_rank", "0", "--gradient_checkpointing", "false"]
+    found = plan_of([*words[:2], "--gpus", "1", "--gpu_memory", "80", "--ref_mode", "cached", *given], capsys)
+    (one,) = found["choices"]
+    assert (one["zero_stage"], one["parts"]["optimizer"]) == (1, 0.0)
+    assert one["offloaded_bytes"] == 16 * found["parameters"]["full"]["trained"]
+
+
 def test_without_rows_each_has_the_longest_length(words, capsys):
     found = plan_of([*words[:2], "--gpus", "1", "--gpu_memory", "80", "--max_len", "100", "--lora_rank", "0"], capsys)
     assert found["largest_micro_batch"]["full"] == {"rows": 1, "length": 800, "scored": 400}
@@ -69,6 +77,7 @@ def test_a_model_that_cannot_run_without_data_is_refused_in_a_sentence(tmp_path)
         (["--gpus", "8"], "--gpu_memory: is needed with --gpus"),
         (["--gpus", "8", "--gpu_memory", "0"], "--gpu_memory: must be a number above 0"),
         (["--gpu_memory", "1", "--micro_train_batch_size", "1", "--lora_rank", "0"], "The nearest is "),
+        (["--adam_offload"], "--adam_offload: moves memory from a GPU"),
         (["--tensor_parallel_size", "2"], "--tensor_parallel_size: must be 1 for a plan"),
     ],
 )
