@@ -6,7 +6,6 @@ lengths.
 
 import json
 import logging
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,24 +21,23 @@ from openkto.config import (
     settings_for,
     trains_adapter,
 )
-from openkto.config.flags import PLAN_ONLY, parse
+from openkto.config.flags import parse
 from openkto.config.run_options import RunOptions
 from openkto.errors import ConfigError
 
 if TYPE_CHECKING:
     from openkto.batches.loader import KTODataLoader
     from openkto.models import Actor
+    from openkto.planning.activations import Shape
     from openkto.planning.machine import Machine
-    from openkto.planning.memory import Reference, Way
+    from openkto.planning.memory import Reference, Sizes, Way
     from openkto.planning.plan import Plan
-    from openkto.planning.ways import Choice, Trains
+    from openkto.planning.ways import Trains
+    from openkto.report.flops import ForwardWork
 
 log = logging.getLogger(__name__)
 
-LORA_RANK = 16  # of the adapter that is looked at where no rank is given
 SMALLER = (4, 2, 1)  # rows in a micro-batch that are tried where the default's do not fit
-GPUS_OF_A_NODE = 8
-CHECKPOINTING = {"none": "false", "selective": "selective", "whole": "true"}
 
 
 def main(argv: list[str]) -> None:
@@ -73,12 +71,13 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
         ConfigError, DataError: the model, the rows or the machine are not as they must be.
     """
     # Only now what takes seconds to import, so that a wrong flag is answered at once.
+    from openkto.commands.start_command import start_command
+    from openkto.distributed.zero_options import ZeroOptions
     from openkto.planning.machine import find_machine
     from openkto.planning.memory import Way
     from openkto.planning.plan import Plan
-    from openkto.planning.ways import best, choices, count_sizes
+    from openkto.planning.ways import best, choices
     from openkto.planning.work import largest_shapes, mean_step
-    from openkto.report.flops import forward_work
     from openkto.trainer.schedule import total_steps
 
     machine = find_machine(options.gpus, options.gpu_memory, options.tflops)
@@ -86,44 +85,26 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
     precision = config.model.param_dtype or ("bf16" if machine.device == "cuda" else "fp32")
     actors = _policies(config, options, precision)
     rows, rows_are = _rows(config)
-    works = {trains: forward_work(actor) for trains, actor in actors.items()}
     other = _other_reference(config)
     _check_runs(config, next(iter(actors.values())), machine)
-    found: list[Choice] = []
+    base = Way(
+        zero_stage=0,
+        ranks=machine.ranks,
+        precision=precision,
+        device=machine.device,
+        grad_accum_dtype=config.deepspeed.grad_accum_dtype or "fp32",
+        options=ZeroOptions(**settings_for(ZeroOptions, config.deepspeed)),
+    )
+    references = {trains: _references(config, trains) for trains in actors}
     for limit in _limits(config, options):
         loaders = {trains: _loader(config, machine, rows, limit, actor) for trains, actor in actors.items()}
         shapes = {trains: largest_shapes(loader) for trains, loader in loaders.items()}
-        sizes = {
-            trains: count_sizes(
-                actor,
-                shapes[trains],
-                machine.device,
-                reference=_elements(other or actor, has_adapter=other is None),
-                in_4_bits=config.lora.load_in_4bit,
-            )
-            for trains, actor in actors.items()
-        }
-        base = Way(
-            zero_stage=0,
-            ranks=machine.ranks,
-            precision=precision,
-            device=machine.device,
-            grad_accum_dtype=config.deepspeed.grad_accum_dtype or "fp32",
-            options=_zero_options(config),
-        )
-        references = {trains: _references(config, trains) for trains in actors}
-        found = choices(sizes, base, references, lambda trains, way: _allows(config, options, way))
+        sizes = {trains: _sizes(config, machine, actor, shapes[trains], other) for trains, actor in actors.items()}
+        found = choices(sizes, base, references, lambda _, way: _allows(config, options, way))
         choice = best(found, machine.room)
         if choice is not None:
             break
-    steps = {
-        trains: mean_step(
-            loader,
-            works[trains],
-            forward_work(other) if other is not None else forward_work(actors[trains], adapter_off=trains == "LoRA"),
-        )
-        for trains, loader in loaders.items()
-    }
+    steps = {trains: mean_step(loader, *_works(actors[trains], other)) for trains, loader in loaders.items()}
     per_epoch = len(next(iter(loaders.values())))
     num_steps = total_steps(per_epoch, config.train.max_epochs, config.train.max_steps)
     return Plan(
@@ -138,7 +119,7 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
         steps_per_epoch=per_epoch,
         found=found,
         choice=choice,
-        command="" if choice is None else _command(argv, config, options, machine, choice, limit),
+        command="" if choice is None else start_command(argv, config, options, machine, choice, limit),
     )
 
 
@@ -181,6 +162,7 @@ def _check_runs(config: RunConfig, actor: "Actor", machine: "Machine") -> None:
 
 def _policies(config: RunConfig, options: RunOptions, precision: str) -> "dict[Trains, Actor]":
     """Return the policies that the given flags leave open, on the meta device."""
+    from openkto.commands.start_command import LORA_RANK
     from openkto.models.empty import empty_actor
     from openkto.models.loading import DTYPES
 
@@ -210,9 +192,24 @@ def _other_reference(config: RunConfig) -> "Actor | None":
     return empty_actor(name, LoraConfig(), config.model.trust_remote_code, **_kernels(config))
 
 
-def _elements(actor: "Actor", *, has_adapter: bool) -> int:
-    """Return the parameters of a reference; the policy's own, without its adapter, where it is the policy's model."""
-    return sum(p.numel() for p in actor.parameters() if not (has_adapter and actor.has_adapter and p.requires_grad))
+def _sizes(
+    config: RunConfig, machine: "Machine", actor: "Actor", shapes: "tuple[Shape, Shape]", other: "Actor | None"
+) -> "Sizes":
+    """Return the sizes of a policy and its reference, which without another model is the policy's own, no adapter."""
+    from openkto.planning.ways import count_sizes
+
+    whole = actor if other is None else other
+    frozen_only = other is None and actor.has_adapter
+    reference = sum(p.numel() for p in whole.parameters() if not (frozen_only and p.requires_grad))
+    return count_sizes(actor, shapes, machine.device, reference=reference, in_4_bits=config.lora.load_in_4bit)
+
+
+def _works(actor: "Actor", other: "Actor | None") -> "tuple[ForwardWork, ForwardWork]":
+    """Return the work of a policy's forward and of its reference's."""
+    from openkto.report.flops import forward_work
+
+    reference = forward_work(actor, adapter_off=actor.has_adapter) if other is None else forward_work(other)
+    return forward_work(actor), reference
 
 
 def _references(config: RunConfig, trains: "Trains") -> "tuple[Reference, ...]":
@@ -224,14 +221,9 @@ def _references(config: RunConfig, trains: "Trains") -> "tuple[Reference, ...]":
     return ("cached",) if config.model.ref_mode == "cached" else ("cached", "model")
 
 
-def _zero_options(config: RunConfig) -> Any:
-    from openkto.distributed.zero_options import ZeroOptions
-
-    return ZeroOptions(**settings_for(ZeroOptions, config.deepspeed))
-
-
 def _allows(config: RunConfig, options: RunOptions, way: "Way") -> bool:
     """Return whether a way is what the given flags say, as far as they say it."""
+    from openkto.commands.start_command import CHECKPOINTING
     from openkto.planning.ways import RARE, layout_of
 
     own, given = config.deepspeed, options.given
@@ -300,44 +292,3 @@ def _loader(config: RunConfig, machine: "Machine", rows: Any, limit: int | None,
     )
     plan_for([loader], actor)
     return loader
-
-
-def _command(
-    argv: list[str], config: RunConfig, options: RunOptions, machine: "Machine", choice: "Choice", limit: int | None
-) -> str:
-    """Return what starts the run: the given words, and the flags that were chosen."""
-    way, given = choice.way, options.given
-    chosen = {
-        "dataset": None if config.data.dataset else "ROWS",
-        "lora_rank": LORA_RANK if choice.trains == "LoRA" and not trains_adapter(config) else None,
-        "zero_stage": way.zero_stage,
-        "gradient_checkpointing": None if way.recomputation == "none" else CHECKPOINTING[way.recomputation],
-        "ref_mode": way.reference if way.reference in ("cached", "model") else None,
-        "adam_offload": "true" if way.options.adam_offload else None,
-        "param_offload": "true" if way.options.param_offload else None,
-        "micro_train_batch_size": limit,
-    }
-    words = _launcher(machine) + _without_plan(argv)
-    for name, value in chosen.items():
-        if value is not None and name not in given:
-            words += [f"--{name}", str(value)]
-    return shlex.join(words)
-
-
-def _launcher(machine: "Machine") -> list[str]:
-    if machine.ranks == 1:
-        return ["openkto", "train"]
-    nodes = -(-machine.ranks // GPUS_OF_A_NODE)
-    launcher = ["deepspeed"] + (["--num_nodes", str(nodes)] if nodes > 1 else [])
-    return [*launcher, "--num_gpus", str(min(machine.ranks, GPUS_OF_A_NODE)), "--module", "openkto", "train"]
-
-
-def _without_plan(argv: list[str]) -> list[str]:
-    """Return the words that `openkto train` takes too."""
-    own, kept, is_left_out = PLAN_ONLY | {"json"}, [], False
-    for word in argv:
-        if word.startswith("--"):
-            is_left_out = word[2:].partition("=")[0] in own
-        if not is_left_out:
-            kept.append(word)
-    return kept
