@@ -21,20 +21,21 @@ NAMES = (
 )
 
 
-def train(folder: str) -> dict:
+def train(folder: str, share_prompts: str) -> dict:
     """Return the environment of the run; its metrics are in the folder."""
     labels = [i % 3 != 0 for i in range(30)]
     trainer, strategy = make_trainer(
         token_rows(labels, seed=11), zero_stage=2, batch=8, micro=3, lr=5e-4, steps=20, beta=0.2,
         schedule="cosine_with_min_lr", warmup_ratio=0.1, undesirable_weight=1.5,
+        share_prompts=share_prompts,
     )  # fmt: skip
     trainer.fit(quiet_args(folder, 20))
     return environment(strategy.world_size, strategy.device)
 
 
-def run(folder: Path) -> dict:
+def run(folder: Path, share_prompts: str = "off") -> dict:
     """Return the run's environment and steps as golden.json holds them."""
-    made_in = run_ranks(train, 2, folder, str(folder / "out"))[0]
+    made_in = run_ranks(train, 2, folder, str(folder / "out"), share_prompts)[0]
     made_in.pop("git_commit", None)
     lines = map(json.loads, (folder / "out/metrics.jsonl").read_text().splitlines())
     return {

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from benchmarks.counting import counter
-from openkto.batches.loader import KTODataLoader
+from openkto.batches.loader import KTODataLoader, Layout
 from openkto.config import LoraConfig
 from openkto.models import Actor
 from openkto.models.experts import expert_counts
@@ -115,6 +115,23 @@ def test_pairs_of_a_causal_model_by_hand():
     # Lengths 3 and 6: 1 + 2 + 3 and 1 + ... + 6; at most 4 back and forth: 1 + 2 + 3 + 4 + 4 + 4.
     assert attended_pairs(torch.tensor([3, 6]), None) == 6 + 21
     assert attended_pairs(torch.tensor([3, 6]), 4) == 6 + 18
+
+
+def test_a_prompt_that_runs_in_another_row_is_not_counted_again():
+    work = ForwardWork(body=1, head=10, trainable_body=0, trainable_head=0, attention=((None, 1), (2, 1)))
+    # Tokens 5 and 1; the last one of four sees 4, in a window 2. Of the first row: 1 + ... + 5, and 1 + 2 + 2 + 2 + 2.
+    assert work.forward(torch.tensor([5, 4]), 3, torch.tensor([0, 3])) == 2 * (5 + 1 + 30) + 4 * (15 + 4) + 4 * (9 + 2)
+
+
+def test_a_step_counts_what_runs_where_prompts_are_shared():
+    rows = token_rows([True, False] * 3, answers=2)
+    loader = KTODataLoader(rows, 6, 6)
+    loader.layout = Layout(packed=True, shares_prompts=True, shares_pairs=True)
+    batch = next(iter(loader))
+    unit = ForwardWork(body=1, head=0, trainable_body=1, trainable_head=0, attention=())
+    completions, prompts = int(rows.completion_lengths.sum()), int(rows.prompt_lengths[::2].sum())
+    trained, policy = 3 * (2 * prompts + completions), prompts + completions
+    assert StepWork(unit, unit).of(batch) == 2 * (trained + policy + prompts + 2 * completions)
 
 
 def test_a_step_counts_the_forwards_that_it_needs():
