@@ -15,6 +15,7 @@ from openkto.models import Actor
 from openkto.process.stops import StopRequest
 from openkto.report.flops import actor_in
 from openkto.trainer.planning import plan_for
+from openkto.trainer.reference import CachedReference, ModelReference
 from openkto.trainer.reference_cache import ReferenceCache
 from tests.helpers.records import lines
 from tests.helpers.runs import assert_same
@@ -133,3 +134,18 @@ def test_off_is_the_ordinary_layout(caplog):
     layout, said = layout_of(caplog, CONFIGS["Llama"], share_prompts="off")
     assert not layout.shares_prompts
     assert "prompt" not in said
+
+
+@pytest.mark.parametrize(
+    ("choice", "precision", "of_training"), [("auto", "fp32", True), ("auto", "bf16", False), ("on", "bf16", True)]
+)
+def test_in_half_precision_auto_leaves_the_reference_of_a_step_the_policys_micro_batches(
+    choice, precision, of_training
+):
+    rows, actor = token_rows([True] * 4), Actor(tiny_llama(), share_prompts=choice)
+    loaders = [KTODataLoader(rows, 4, 4), KTODataLoader(rows, None, 4)]
+    plan_for(loaders, actor, reference=ModelReference(actor, None), precision=precision)
+    assert [loader.layout.shares_pairs for loader in loaders] == [of_training, True]
+    assert all(loader.layout.shares_prompts for loader in loaders)
+    plan_for(loaders, actor, reference=CachedReference({}, torch.device("cpu")), precision=precision)
+    assert [loader.layout.shares_pairs for loader in loaders] == [False, True]
