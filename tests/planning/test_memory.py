@@ -56,4 +56,5 @@ def test_the_peak_of_training_is_as_predicted(name, tmp_path):
     ranks, settings = SETTINGS[name]
     args = (tmp_path, rows_of(ranks), {"batch": 4 * ranks, "micro": 2, "steps": 2} | settings)
     measured = max(run_ranks(peak_of_training, ranks, tmp_path, *args))
-    assert predicted(ranks, settings) == pytest.approx(measured, rel=0.15)
+    # 4 bytes a parameter more or less are 15% of the quick one.
+    assert predicted(ranks, settings) == pytest.approx(measured, rel=0.15 if name == "stage 3" else 0.1)
