@@ -1,5 +1,6 @@
 """A default that stands twice, in a setting and in what the library's own users call, is the same."""
 
+import dataclasses
 import inspect
 
 import pytest
@@ -38,6 +39,8 @@ def test_a_default_of_the_library_is_the_settings(takes):
     parameters = inspect.signature(takes).parameters.values()
     named = {one.name: one.default for one in parameters if one.name in settings() and one.default is not one.empty}
     assert named, "it takes settings by their names"
+    own = dataclasses.fields(takes) if dataclasses.is_dataclass(takes) else ()
+    named |= {one.name: one.default_factory() for one in own if one.name in named and callable(one.default_factory)}
     for name in named.keys() - OTHER[takes]:
         item = settings()[name]
         default = item.default_factory() if callable(item.default_factory) else item.default

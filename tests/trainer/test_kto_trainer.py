@@ -78,7 +78,7 @@ def test_an_evaluation_keeps_no_graph_and_writes_no_gradient():
     graphs = []
     trainer.model.register_forward_hook(lambda model, inputs, output: graphs.append(output.log_prob_B.requires_grad))
     trainer.evaluate()
-    assert graphs == [False] * 8  # four matched rows and four mismatched pairs
+    assert graphs == [False] * 4  # four prompts, each with its own and a mismatched completion
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
