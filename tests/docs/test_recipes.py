@@ -67,7 +67,10 @@ def test_every_recipe_passes_check(name, place, monkeypatch, caplog):
     assert "has no effect" not in caplog.text
 
 
-@pytest.mark.parametrize("name", ["cpu_try_out", "8b_lora_1x24gb", "8b_full_8x40gb"])
+@pytest.mark.parametrize(
+    "name",
+    ["8b_lora_1x24gb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cpu_try_out", "8b_full_8x40gb"))],
+)
 def test_recipes_train(name, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
     write_rows(tmp_path / "rows.jsonl", 12)

@@ -51,9 +51,15 @@ def train(folder, zero_stage, choice, more):
     return ((lines(folder), weights) if strategy.rank == 0 else None), sum(ran)
 
 
-@pytest.mark.parametrize(("zero_stage", "world_size"), [(0, 1), (1, 2), (2, 2), (3, 2)])
+ADAPTER = {"ref_mode": "adapter", "lora": LoraConfig(lora_rank=4)}
+WAYS = {f"model-{stage}-{ranks}": (stage, ranks, {}) for stage, ranks in ((0, 1), (1, 2), (2, 2), (3, 2))}
+WAYS |= {f"adapter-{stage}-{ranks}": (stage, ranks, ADAPTER) for stage, ranks in ((0, 1), (1, 2), (2, 2), (3, 2))}
+QUICK = {"model-0-1", "model-3-2", "adapter-2-2"}
+
+
 @pytest.mark.parametrize(
-    "more", [{}, {"ref_mode": "adapter", "lora": LoraConfig(lora_rank=4)}], ids=["model", "adapter"]
+    ("zero_stage", "world_size", "more"),
+    [pytest.param(*way, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, way in WAYS.items()],
 )
 def test_a_run_gives_the_same_with_shared_prompts_and_without(zero_stage, world_size, more, tmp_path):
     off, on = (
