@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray, batch_bounds, epoch_order
-from openkto.batches.micro_batch import DUMMY_TOKENS, MicroBatch, TokenRows, collate, cut_pairs
+from openkto.batches.micro_batch import DUMMY_TOKENS, MicroBatch, TokenRows, collate, read_pairs
 from openkto.batches.pairing import pair_mismatched
 from openkto.batches.plan import Plan, plan_micro_batches
 from openkto.batches.sharing import PairPlan, plan_shared
@@ -248,7 +248,7 @@ class KTODataLoader:
         data, place_N = self.dataset, np.arange(len(index_N))
         own_N2 = np.stack([index_N, index_N], axis=1)
         planned = self.plan_pairs(own_N2, with_gradient=self.shuffle)
-        matched = self._of_rank(own_N2, planned, place_N)
+        matched = self.of_rank(own_N2, planned, place_N)
         batch = RankBatch(
             matched=matched,
             mismatched=[],
@@ -261,7 +261,7 @@ class KTODataLoader:
             matched_lines=[
                 sum(max(1, len(shares[rank])) for shares in planned.plan) for rank in range(self.world_size)
             ],
-            matched_tokens=int(self.pair_lengths(index_N, index_N).sum()),
+            matched_tokens=int((planned.run_P + planned.reused_P).sum()),
             mismatched_tokens=0,
             slots=self._slots(planned),
         )
@@ -273,7 +273,7 @@ class KTODataLoader:
         same_completion_N = (completions_N == completions_N[partner_N]) & ~same_prompt_N
         pairs_N2 = np.stack([index_N, index_N[partner_N]], axis=1)
         planned = self.plan_pairs(pairs_N2)
-        mismatched = self._of_rank(pairs_N2, planned, len(index_N) + place_N)
+        mismatched = self.of_rank(pairs_N2, planned, len(index_N) + place_N)
         return batch._replace(
             mismatched=[{f"kl_{name}": tensor for name, tensor in m.items()} for m in mismatched],
             shared=self._shared(np.concatenate([own_N2, pairs_N2])),
@@ -289,7 +289,7 @@ class KTODataLoader:
         if not self.layout.shares_pairs:
             return []
         planned = self.plan_pairs(pairs_P2)
-        return self._of_rank(pairs_P2, planned, np.arange(len(pairs_P2))) if planned.reused_P.any() else []
+        return self.of_rank(pairs_P2, planned, np.arange(len(pairs_P2))) if planned.reused_P.any() else []
 
     def _slots(self, planned: PairPlan) -> int:
         """Return the places for tokens that all ranks' forwards of a plan run through."""
@@ -299,11 +299,16 @@ class KTODataLoader:
         # Tokens are shared evenly.
         return sum(size + -size % self.layout.shared_by for size in sizes)
 
-    def _of_rank(self, pairs_P2: IntArray, planned: PairPlan, place_P: IntArray) -> list[MicroBatch]:
+    def of_rank(self, pairs_P2: IntArray, planned: PairPlan, place_P: IntArray | None = None) -> list[MicroBatch]:
+        """Return this rank's micro-batches of a plan.
+
+        Args:
+            place_P: [P], each pair's place among the batch's, for pairs that are run both alone and in `shared`.
+        """
         batches = []
         for share in (shares[self.rank] for shares in planned.plan):
             batch = self.micro_batch(pairs_P2[share], planned.reused_P[share])
-            if self.layout.shares_pairs:
+            if self.layout.shares_pairs and place_P is not None:
                 batch["place"] = torch.from_numpy(place_P[share] if len(share) else np.array([DUMMY_PLACE]))
             batches.append(self._pinned(batch))
         return batches
@@ -314,8 +319,7 @@ class KTODataLoader:
         Args:
             reused_B: [B], see `collate`.
         """
-        rows = [self.dataset[int(i)] for i in pairs_B2[:, 0]]
-        return collate(cut_pairs(self.dataset, pairs_B2), rows, self.pad_token_id, reused_B)
+        return collate(*read_pairs(self.dataset, pairs_B2), self.pad_token_id, reused_B)
 
     def _pinned(self, micro_batch: MicroBatch) -> MicroBatch:
         if not self.pin_memory:

@@ -45,10 +45,20 @@ class TokenRows(Protocol):
     def cut_lengths(self, prompt_lengths: NDArray, completion_lengths: NDArray) -> NDArray: ...
 
 
+def read_pairs(data: TokenRows, pairs_P2: IntArray) -> tuple[list[Sequence], list[dict]]:
+    """Return pairs' tokens after the cut, by whose prompt and whose completion they have, and the prompts' rows.
+
+    Each row is read once.
+    """
+    row_of = {i: data[i] for i in dict.fromkeys(pairs_P2.ravel().tolist())}
+    pairs = [(row_of[i], row_of[j]) for i, j in pairs_P2.tolist()]
+    cut = [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in pairs]
+    return cut, [x for x, _ in pairs]
+
+
 def cut_pairs(data: TokenRows, pairs_P2: IntArray) -> list[Sequence]:
     """Return pairs' tokens after the cut, by whose prompt and whose completion they have."""
-    rows = [(data[int(i)], data[int(j)]) for i, j in pairs_P2]
-    return [data.cut(x["prompt_ids"], y["completion_ids"], y["completion_mask"]) for x, y in rows]
+    return read_pairs(data, pairs_P2)[0]
 
 
 def collate(

@@ -146,9 +146,8 @@ class ReferenceCache:
             for loader, pairs_P2 in zip(self.loaders, self.missing, strict=True):
                 planned = loader.plan_pairs(pairs_P2)
                 for start in range(0, len(planned.plan), MICRO_BATCHES_A_TURN):
-                    turn = planned.plan[start : start + MICRO_BATCHES_A_TURN]
-                    shares = [ranks[self.strategy.data_rank] for ranks in turn]
-                    batches = [loader.micro_batch(pairs_P2[share], planned.reused_P[share]) for share in shares]
+                    turn = planned._replace(plan=planned.plan[start : start + MICRO_BATCHES_A_TURN])
+                    batches = loader.of_rank(pairs_P2, turn)
                     writer.add(self._exchange(model, batches, between, writer.failure))
                     self._stop_if_asked(stop)
         finally:
@@ -237,9 +236,7 @@ class ReferenceCache:
         self, model: Any, loader: KTODataLoader, pairs_S2: IntArray, between: Callable[[], None]
     ) -> np.ndarray:
         """Return (row, value, the model's, scored tokens) of these pairs, the same on every rank."""
-        planned = loader.plan_pairs(pairs_S2)
-        shares = [ranks[self.strategy.data_rank] for ranks in planned.plan]
-        batches = [loader.micro_batch(pairs_S2[share], planned.reused_P[share]) for share in shares]
+        batches = loader.of_rank(pairs_S2, loader.plan_pairs(pairs_S2))
         fresh = ModelReference(model, self.strategy).log_probs(batches, between)
         parts = []
         for batch, fresh_B, cached_B in zip(
