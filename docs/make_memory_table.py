@@ -97,7 +97,7 @@ def cell(shape: Shape, ranks: int, tokens: int, trains: Trains) -> str:
     """Return the first choice that fits a card; the reference is cached, or the policy without its adapter."""
     base = Way(zero_stage=0, ranks=ranks, options=ZeroOptions())
     reference = {"full": ("cached",), "LoRA": ("adapter",)}
-    found = choices({trains: sizes(shape, tokens, trains)}, base, reference, lambda _, way: layout_of(way) not in RARE)
+    found = choices({trains: sizes(shape, tokens, trains)}, base, reference, lambda way: layout_of(way) not in RARE)
     choice = best(found, CARD * GB)
     if choice is None:
         return "no"

@@ -12,6 +12,7 @@ Shapes:  N = rows in the global batch, R = ranks, M = micro-batches, U = units, 
 import heapq
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -112,9 +113,9 @@ def _as_plan(waves: list[Bins], order_U: IntArray) -> Plan:
     return [[order_U[np.array(units, dtype=np.int64)] for units in wave] for wave in waves]
 
 
-def plan_cost(waves: list[Bins], cost_N: NDArray[np.float64]) -> float:
+def plan_cost(plan: Sequence[Sequence[IntArray | list[int]]], cost_N: NDArray[np.float64]) -> float:
     """Return the sum over micro-batches of the slowest rank's cost."""
-    return sum(max(float(cost_N[rows].sum()) if rows else 0.0 for rows in wave) for wave in waves)
+    return sum(max(float(cost_N[rows].sum()) for rows in shares) for shares in plan)
 
 
 # ---- packed: every micro-batch as full and as even as can be ---------------------------------------------------------

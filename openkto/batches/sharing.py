@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray
-from openkto.batches.plan import Plan, plan_packed, row_costs
+from openkto.batches.plan import Plan, plan_cost, plan_packed, row_costs
 
 # Completions to a prompt in one unit, to be tried: larger units run the prompt less often and are harder to spread over
 # the ranks. Beyond the last there is little left to gain, and the copies of a prompt's keys begin to cost memory.
@@ -61,8 +61,7 @@ def plan_shared(
         tokens_U, cost_U = (np.add.reduceat(size_P[order_P], starts_U) for size_P in (run_P, left_P))
         plan_U = plan_packed(tokens_U, cost_U, rows_U, num_ranks, max_rows, max_tokens)
         plan = [[_pairs_of(units, share) for share in shares] for shares in plan_U]
-        cost = sum(max(float(left_P[share].sum()) for share in shares) for shares in plan)
-        found.append((cost, PairPlan(plan, run_P, reused_P)))
+        found.append((plan_cost(plan, left_P), PairPlan(plan, run_P, reused_P)))
         if rows_U.max() < most:
             break
     return min(found, key=lambda one: one[0])[1]

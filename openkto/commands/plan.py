@@ -77,7 +77,7 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
     from openkto.planning.memory import Way
     from openkto.planning.plan import Plan
     from openkto.planning.ways import best, choices
-    from openkto.planning.work import largest_shapes, mean_step
+    from openkto.planning.work import dealt_batches, largest_shapes, mean_step
     from openkto.trainer.schedule import total_steps
 
     machine = find_machine(options.gpus, options.gpu_memory, options.tflops)
@@ -98,13 +98,18 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
     references = {trains: _references(config, trains) for trains in actors}
     for limit in _limits(config, options):
         loaders = {trains: _loader(config, machine, rows, limit, actor) for trains, actor in actors.items()}
-        shapes = {trains: largest_shapes(loader) for trains, loader in loaders.items()}
+        batches = {trains: dealt_batches(loader) for trains, loader in loaders.items()}
+        shapes = {
+            trains: largest_shapes(batches[trains], packed=loader.layout.packed) for trains, loader in loaders.items()
+        }
         sizes = {trains: _sizes(config, machine, actor, shapes[trains], other) for trains, actor in actors.items()}
-        found = choices(sizes, base, references, lambda _, way: _allows(config, options, way))
+        found = choices(sizes, base, references, lambda way: _allows(config, options, way))
         choice = best(found, machine.room)
         if choice is not None:
             break
-    steps = {trains: mean_step(loader, *_works(actors[trains], other)) for trains, loader in loaders.items()}
+    steps = {
+        trains: mean_step(loader, batches[trains], *_works(actors[trains], other)) for trains, loader in loaders.items()
+    }
     per_epoch = len(next(iter(loaders.values())))
     num_steps = total_steps(per_epoch, config.train.max_epochs, config.train.max_steps)
     return Plan(

@@ -89,7 +89,7 @@ def choices(
     sizes: Mapping[Trains, Sizes],
     base: Way,
     references: Mapping[Trains, tuple[Reference, ...]],
-    allows: Callable[[Trains, Way], bool],
+    allows: Callable[[Way], bool],
 ) -> list[Choice]:
     """Return all choices that the given flags leave, those of one kind beside each other.
 
@@ -107,7 +107,7 @@ def choices(
                 options = replace(base.options, adam_offload=adam, param_offload=param)
                 for how in known.training:
                     way = replace(base, zero_stage=stage, reference=reference, options=options, recomputation=how)
-                    if allows(trains, way):
+                    if allows(way):
                         found.append(Choice(trains, way, memory_of(known, way)))
     return found
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from openkto.batches.batch import IntArray
 from openkto.batches.loader import KTODataLoader
 from openkto.batches.pairing import pair_mismatched
-from openkto.batches.plan import row_costs
+from openkto.batches.plan import plan_cost, row_costs
 from openkto.planning.activations import Shape
 from openkto.report.flops import ForwardWork
 
@@ -59,6 +59,9 @@ class Dealt(NamedTuple):
     plan: list[list[IntArray]]
 
 
+Batch = tuple[Dealt, Dealt | None]  # its matched rows, and its mismatched pairs where the loss takes them
+
+
 @dataclass
 class EqualRows:
     """Rows of one length, behind what the loader asks of a data set before it reads tokens; half of each is prompt."""
@@ -83,14 +86,14 @@ class EqualRows:
         return prompt_lengths + completion_lengths
 
 
-def dealt_batches(loader: KTODataLoader) -> list[tuple[Dealt, Dealt | None]]:
-    """Return, of some of the first epoch's batches, the matched rows and the mismatched pairs as the ranks get them."""
+def dealt_batches(loader: KTODataLoader) -> list[Batch]:
+    """Return some of the first epoch's batches as the ranks get them."""
     order, count = loader.order(0), len(loader)
     chosen = np.unique(np.linspace(0, count - 1, min(count, BATCHES)).astype(int))
     return [_dealt(loader, order[loader.bounds[b] : loader.bounds[b + 1]]) for b in chosen]
 
 
-def _dealt(loader: KTODataLoader, index_N: IntArray) -> tuple[Dealt, Dealt | None]:
+def _dealt(loader: KTODataLoader, index_N: IntArray) -> Batch:
     data = loader.dataset
 
     def deal(partner_N: IntArray, *, with_gradient: bool) -> Dealt:
@@ -105,10 +108,8 @@ def _dealt(loader: KTODataLoader, index_N: IntArray) -> tuple[Dealt, Dealt | Non
     return matched, deal(index_N[partner_N], with_gradient=False)
 
 
-def largest_shapes(loader: KTODataLoader) -> tuple[Shape, Shape]:
+def largest_shapes(batches: list[Batch], *, packed: bool) -> tuple[Shape, Shape]:
     """Return the largest micro-batches with gradient and without."""
-    batches = dealt_batches(loader)
-    packed = loader.layout.packed
     matched = [_largest(one, packed) for one, _ in batches]
     mismatched = [_largest(one, packed) for _, one in batches if one is not None]
     return max(matched, key=_slots), max(matched + mismatched, key=_slots)
@@ -128,9 +129,9 @@ def _slots(shape: Shape) -> int:
     return shape.rows * shape.length
 
 
-def mean_step(loader: KTODataLoader, policy: ForwardWork, reference: ForwardWork) -> Step:
-    """Return the mean of some of the first epoch's steps."""
-    found = [_step(loader, *one, policy, reference) for one in dealt_batches(loader)]
+def mean_step(loader: KTODataLoader, batches: list[Batch], policy: ForwardWork, reference: ForwardWork) -> Step:
+    """Return the mean of some of the first epoch's steps, which the loader's batches make."""
+    found = [_step(loader, *one, policy, reference) for one in batches]
     return Step(**{name: float(np.mean([vars(one)[name] for one in found])) for name in vars(found[0])})
 
 
@@ -143,7 +144,6 @@ def _step(
         sizes = torch.from_numpy(pairs.lengths_N.astype(np.int64)), int(pairs.scored_N.sum())
         mismatched, mismatched_reference = policy.forward(*sizes), reference.forward(*sizes)
     costs_N = row_costs(matched.lengths_N, loader.layout.attention_length)
-    slowest = sum(max(float(costs_N[share].sum()) for share in shares) for shares in matched.plan)
     return Step(
         rows=len(lengths),
         tokens=float(lengths.sum()),
@@ -153,5 +153,5 @@ def _step(
         mismatched=mismatched,
         matched_reference=reference.forward(lengths, scored),
         mismatched_reference=mismatched_reference,
-        waiting=slowest * loader.world_size / float(costs_N.sum()),
+        waiting=plan_cost(matched.plan, costs_N) * loader.world_size / float(costs_N.sum()),
     )

@@ -10,7 +10,7 @@ from openkto.config import LoraConfig
 from openkto.models import Actor
 from openkto.planning.memory import Way, memory_of
 from openkto.planning.ways import count_sizes
-from openkto.planning.work import largest_shapes
+from openkto.planning.work import dealt_batches, largest_shapes
 from tests.planning.measuring import peak_of_training, small_llama
 from tests.ranks import run_ranks
 from tests.tiny import TokenRowList, token_rows
@@ -43,7 +43,13 @@ def predicted(ranks: int, settings: dict[str, Any]) -> float:
     loader = KTODataLoader(rows_of(ranks), 4 * ranks, 2, world_size=ranks, seed=1, packed=actor.packs)
     how = "whole" if settings.get("gradient_checkpointing") else "none"
     reference = sum(p.numel() for p in actor.parameters())
-    sizes = count_sizes(actor, largest_shapes(loader), "cpu", reference=reference, recomputation=(how,))
+    sizes = count_sizes(
+        actor,
+        largest_shapes(dealt_batches(loader), packed=loader.layout.packed),
+        "cpu",
+        reference=reference,
+        recomputation=(how,),
+    )
     way = Way(settings["zero_stage"], ranks, "fp32", how, settings["ref_mode"], "cpu")
     memory = memory_of(sizes, way)
     return memory.total - memory.parts["libraries"]
