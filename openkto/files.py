@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -81,6 +82,12 @@ def delete_leftovers(folder: Path) -> None:
             found = SCRATCH_NAME.fullmatch(path.name)
             if found is not None and not _may_be_written(path, found):
                 delete(path)
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder and see that files can be written there; raises OSError where they cannot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 def delete(path: Path) -> None:

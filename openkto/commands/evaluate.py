@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from openkto.config import RunConfig
 from openkto.config.flags import parse
 from openkto.config.run_options import RunOptions
 from openkto.errors import ConfigError, StopError
+from openkto.files import make_writable
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
 
@@ -176,8 +176,7 @@ def prepare_output(path: Path) -> Path:
         ConfigError: it cannot.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
+        make_writable(path.parent)
         if path.exists():
             path.open("a", encoding="utf-8").close()
     except OSError as error:

@@ -2,14 +2,13 @@
 
 import logging
 import os
-import tempfile
 from pathlib import Path
 
 from openkto.config import RunConfig, to_yaml
 from openkto.distributed.checkpoint import Found
 from openkto.distributed.checkpoint_folder import held_in
 from openkto.errors import ConfigError
-from openkto.files import numbered
+from openkto.files import make_writable, numbered
 from openkto.models.model_files import kind_of_model
 from openkto.process.run_lock import RunLocks
 from openkto.report.records import METRICS, belongs_to
@@ -45,8 +44,7 @@ def make_folder(folder: Path) -> None:
         ConfigError: they cannot.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        make_writable(folder)
     except OSError as error:
         raise ConfigError(
             f"--save_path: must be a folder that can be written; got {folder} ({error.strerror}). Name another."

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import logging
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from openkto.errors import ConfigError
-from openkto.files import delete_leftovers, scratch_name, write_flushed
+from openkto.files import delete_leftovers, make_writable, scratch_name, write_flushed
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +70,7 @@ def make_folder(folder: Path) -> None:
         ConfigError: it cannot.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        make_writable(folder)
     except OSError as error:
         raise cannot_use(folder, error) from error
 
