@@ -262,7 +262,8 @@ def _licence(base: Base) -> str:
 
 
 def _table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    lines = [head, ["---"] * len(head), *escaped]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
