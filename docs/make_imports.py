@@ -25,6 +25,7 @@ COLUMN = {
     "files": 2.2,
     "process": 2.0,
     "errors": 1.2,
+    "masking": 1.2,
 }
 WIDTH, HEIGHT = 210, 76  # of a column and of a row, in pixels
 BOX_WIDTH, BOX_HEIGHT = 130, 36

@@ -6,11 +6,19 @@ Every message has the form "place: rule; got value. Cure."
 import importlib.util
 from typing import NoReturn
 
+from openkto.masking import masked
+
 
 class OpenKTOError(Exception):
-    """Something that the user can act on; printed as one sentence, a traceback only with --debug."""
+    """Something that the user can act on; printed as one sentence, a traceback only with --debug.
+
+    The sentence is shown in logs, pages and trackers, so an address in it comes without its key.
+    """
 
     exit_code = 1
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(masked(sentence))
 
 
 class ConfigError(OpenKTOError):

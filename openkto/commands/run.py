@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from openkto.config.values import BOOLEANS
 from openkto.errors import OpenKTOError, StopError
+from openkto.masking import masked
 from openkto.process.launcher import follow_launcher
 from openkto.process.limits import is_panic
 from openkto.process.ranks import loss_of_a_rank, settle_ranks
@@ -28,6 +29,7 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
     # Asked now: to DeepSpeed LOCAL_RANK is the device's number, and `start_process` makes it so.
     local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "0")
     try:
+        sys.argv[1:] = map(masked, sys.argv[1:])  # trackers write down by themselves how a program was started
         settle_ranks()
         follow_launcher()
         _set_up_logging(is_verbose=_is_on("verbose", argv))
@@ -40,7 +42,7 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
         return stop.exit_code
     except OpenKTOError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         else:
             if local_rank != "0":
                 # What all ranks of a node find is said by its first: the launcher ends the others meanwhile.
@@ -54,10 +56,14 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         else:
-            print(f"error: rank {os.environ.get('RANK', '0')}: {_unexpected(error)}", file=sys.stderr)
+            print(f"error: rank {os.environ.get('RANK', '0')}: {masked(_unexpected(error))}", file=sys.stderr)
         return 1
+
+
+def _print_traceback() -> None:
+    print(masked(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def _unexpected(error: BaseException) -> str:
@@ -110,11 +116,21 @@ def _is_on(name: str, argv: list[str]) -> bool:
     return False
 
 
+class MaskedFormatter(logging.Formatter):
+    """Leaves passwords and keys in addresses out of what is logged, by libraries too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return masked(super().format(record))
+
+
 def _set_up_logging(*, is_verbose: bool) -> None:
     """Let rank 0 speak at INFO on stderr (verbose: of all), the others only of errors, and threads in one line."""
     threading.excepthook = _say_of_thread
     level = logging.DEBUG if is_verbose else logging.INFO
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(MaskedFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("openkto").setLevel(level if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     if not is_verbose:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -5,6 +5,7 @@ import shlex
 from openkto.config import RunConfig, trains_adapter
 from openkto.config.flags import PLAN_ONLY
 from openkto.config.run_options import RunOptions
+from openkto.masking import masked
 from openkto.planning.machine import Machine
 from openkto.planning.ways import Choice
 
@@ -16,7 +17,7 @@ CHECKPOINTING = {"none": "false", "selective": "selective", "whole": "true"}
 def start_command(
     argv: list[str], config: RunConfig, options: RunOptions, machine: Machine, choice: Choice, limit: int | None
 ) -> str:
-    """Return what starts the run.
+    """Return what starts the run; an address in it comes without its key.
 
     Args:
         argv: the words of `openkto plan`.
@@ -37,7 +38,7 @@ def start_command(
     for name, value in chosen.items():
         if value is not None and name not in given:
             words += [f"--{name}", str(value)]
-    return shlex.join(words)
+    return masked(shlex.join(words))
 
 
 def _launcher(machine: Machine) -> list[str]:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openkto.config import RunConfig, openrlhf_differences, to_flat
+from openkto.config import RunConfig, openrlhf_differences, shown_settings
 from openkto.config.flags import parse
 from openkto.config.run_options import RunOptions
 from openkto.config.values import seconds_of
@@ -109,7 +109,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     watchdog.phase("hashing the models' files")
     identity = identity_of_command(config, strategy, rows, models, eval_rows)
     watchdog.phase("looking for a checkpoint")
-    args = fit_args(config, settings=to_flat(config), identity=identity)
+    args = fit_args(config, settings=shown_settings(config), identity=identity)
     writes_checkpoints = checkpoints.with_engine or config.checkpoint.save_hf_ckpt
     if writes_checkpoints:
         checkpoints.make_folder()

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from openkto.config.data import DataConfig
+from openkto.masking import name_of_address
 
 
 def eval_sets(config: DataConfig) -> dict[str, str]:
@@ -48,5 +49,5 @@ def _members(item: str) -> dict[str, Any]:
 def _stem(path: str) -> str:
     """Return the name of a file without its extensions, or of a folder."""
     if "://" in path:
-        path = path.partition("?")[0]
+        path = name_of_address(path).partition("?")[0]
     return path.rstrip("/").rpartition("/")[2].partition(".")[0] or path

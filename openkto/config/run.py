@@ -24,6 +24,7 @@ from openkto.config.training import (
     OptimConfig,
     TrainConfig,
 )
+from openkto.masking import masked_value
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,13 @@ def from_flat(values: dict[str, Any]) -> RunConfig:
 
 
 def to_flat(config: RunConfig) -> dict[str, Any]:
-    """Return every setting by its flat name: what trackers show and `run.yaml` holds."""
+    """Return every setting by its flat name."""
     return {key: value for section in dataclasses.asdict(config).values() for key, value in section.items()}
+
+
+def shown_settings(config: RunConfig) -> dict[str, Any]:
+    """Return every setting as it may be written down and shown: an address without its user and its key."""
+    return {name: masked_value(value) for name, value in to_flat(config).items()}
 
 
 def settings_for(takes: Callable[..., Any], *sections: Any) -> dict[str, Any]:
@@ -116,11 +122,12 @@ def with_resolved(config: RunConfig, **values: Any) -> RunConfig:
 def to_yaml(config: RunConfig) -> str:
     """Return the YAML text that starts the same run again with `--config`.
 
-    Absent values are left out, and so is what belongs to this start of it: how to resume, when to stop early.
+    Absent values are left out, and so is what belongs to this start of it: how to resume, when to stop early. An
+    address with a password or a key has to be given again.
     """
     kept = {
         name: value
-        for name, value in to_flat(config).items()
+        for name, value in shown_settings(config).items()
         if value not in (None, []) and not option_of(name).of_one_start
     }
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from openkto.config import METRIC_SCHEDULERS, Option, default_text
 from openkto.config.option import LARGE
 from openkto.errors import ConfigError
+from openkto.masking import HTTP, is_masked, masked
 
 DAYS_TOO_MANY = 10_000  # a typing mistake
 Raw = str | list[str] | None  # a value as it was typed; None is YAML's null
@@ -85,10 +87,16 @@ def convert_one(raw: Raw, kind: str, known: Option) -> Any:
 
 
 def _split(raw: str | list[str]) -> list[str]:
-    """Split at commas too, as OpenRLHF does, but not inside the name of a file that exists, or a mapping."""
+    """Split at commas too, as OpenRLHF does, but not inside the name of a file that exists, a mapping, or a query."""
     items = [raw] if isinstance(raw, str) else raw
-    parts = ([item] if item.startswith("{") or os.path.exists(item) else item.split(",") for item in items)
-    return [part.strip() for of_item in parts for part in of_item]
+    return [part.strip() for item in items for part in _parts(item)]
+
+
+def _parts(item: str) -> list[str]:
+    if item.startswith("{") or os.path.exists(item):
+        return [item]
+    has_query = any(protocol in item for protocol in HTTP) and "?" in item
+    return re.split(r",(?=[\w.-]*=?\w+://)", item) if has_query else item.split(",")
 
 
 def rule(item: dataclasses.Field[Any]) -> str:
@@ -158,13 +166,20 @@ def is_list(item: dataclasses.Field[Any]) -> bool:
 
 
 def _short(raw: Raw) -> str:
-    text = repr(" ".join(raw) if isinstance(raw, list) else raw)
+    text = masked(repr(" ".join(raw) if isinstance(raw, list) else raw))
     return text if len(text) <= 80 else f"{text[:76]}...'"
 
 
 def _refuse_special(name: str, given: Given) -> None:
     """Refuse what deserves its own sentence."""
     text = given.raw.lower() if isinstance(given.raw, str) else ""
+    texts = given.raw if isinstance(given.raw, list) else [given.raw or ""]
+    lacking = next((part for part in texts if is_masked(part)), None)
+    if lacking is not None:
+        raise ConfigError(
+            f"{given.place}: must be a whole address; got {_short(lacking)}, whose password or key was left out "
+            f"when it was written down. Give --{name} again, with the whole address."
+        )
     if name == "use_wandb" and text not in BOOLEANS:
         raise ConfigError(
             f"{given.place}: must be on or off, since a key does not belong on a command line or in a file; got "

@@ -3,6 +3,7 @@
 import reprlib
 
 from openkto.errors import DataError
+from openkto.masking import masked
 
 OR_SKIP = ", or pass --on_bad_rows skip to leave such rows out."
 ALSO_SKIP = " --on_bad_rows skip leaves such rows out."  # behind a cure of several sentences
@@ -16,8 +17,11 @@ _REPR.maxlevel = 3
 
 
 def shorten(value: object, limit: int = 60) -> str:
-    """Return the value's repr in at most `limit` characters; it escapes what cannot be printed."""
-    text = _REPR.repr(value)
+    """Return the value's repr in at most `limit` characters; it escapes what cannot be printed.
+
+    A text is masked before, since of an address that is cut nobody can say where its password ends.
+    """
+    text = _REPR.repr(masked(value) if isinstance(value, str) else value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

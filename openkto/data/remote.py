@@ -4,6 +4,7 @@ A copy's name holds the address and what says that the file there is still the s
 So a file that has changed is fetched again, and each start asks no more than that. All but http goes through fsspec.
 """
 
+import base64
 import contextlib
 import hashlib
 import logging
@@ -11,11 +12,12 @@ import os
 import re
 import shutil
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import fsspec
 from fsspec.registry import known_implementations
@@ -23,11 +25,11 @@ from fsspec.registry import known_implementations
 from openkto.data.problems import data_error, shorten
 from openkto.errors import DataError
 from openkto.files import delete_leftovers, flush_to_disk, scratch_name
+from openkto.masking import HTTP, masked_for, name_of_address
 
 log = logging.getLogger(__name__)
 
 ADDRESS = re.compile(r"\w[\w+.-]*://")
-HTTP = ("http://", "https://")
 TIMEOUT_SECONDS = 60.0  # without a byte
 GLOB_CHARACTERS = set("*?[")
 
@@ -47,19 +49,13 @@ def is_address(item: str) -> bool:
     return ADDRESS.match(item) is not None and not item.startswith("file://")
 
 
-def shown(address: str) -> str:
-    """Return an address without a password, and of http without the query, which may hold a key."""
-    address = re.sub(r"//[^/@]*@", "//", address)
-    return re.sub(r"[?#].*", "", address) if address.startswith(HTTP) else address
-
-
 def local_copies(address: str, folder: Path) -> list[tuple[Path, str]]:
     """Return the copies, in `folder`, of the files at an address or of a pattern there, each with its name.
 
     Raises:
         DataError: there is none, or it cannot be read or kept.
     """
-    name = shown(address)
+    name = name_of_address(address)
     try:
         found = [_at_http(address)] if address.startswith(HTTP) else _by_fsspec(address)
     except ImportError as error:
@@ -70,19 +66,18 @@ def local_copies(address: str, folder: Path) -> list[tuple[Path, str]]:
     except FileNotFoundError:
         raise data_error(name, "must be an existing file", "no such file there", "Correct the address.") from None
     except Exception as error:  # networks, credentials: as many types as there are file systems
-        raise _cannot_read(name, error) from None
+        raise _cannot_read(address, error) from None
     if not found:
         raise data_error(name, "must match at least one file", "no match", "Correct the pattern.")
-    return [(_copy(file, folder), file.name) for file in found]
+    return [(_copy(file, address, folder), file.name) for file in found]
 
 
 def _at_http(address: str) -> Remote:
-    def open_it() -> BinaryIO:
-        opened: BinaryIO = urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS)
-        return opened
+    def open_it() -> Any:
+        return urllib.request.urlopen(_request(address), timeout=TIMEOUT_SECONDS)
 
     try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS) as answer:
+        with open_it() as answer:
             headers = answer.headers
     except urllib.error.HTTPError as error:
         if error.code in (404, 410):
@@ -90,7 +85,18 @@ def _at_http(address: str) -> Remote:
         raise
     length = headers.get("Content-Length", "")
     version = headers.get("ETag") or headers.get("Last-Modified") or ""
-    return Remote(shown(address), version and f"{version} {length}", int(length) if length else None, open_it)
+    return Remote(name_of_address(address), version and f"{version} {length}", int(length) if length else None, open_it)
+
+
+def _request(address: str) -> urllib.request.Request:
+    """Return what asks for an address; a user and password in it go into a header, and not to where it redirects."""
+    parts = urllib.parse.urlsplit(address)
+    user, at, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=host, fragment="")))
+    if at:
+        code = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {code}")
+    return request
 
 
 def _by_fsspec(address: str) -> list[Remote]:
@@ -101,17 +107,17 @@ def _by_fsspec(address: str) -> list[Remote]:
         info = system.info(path)
         name = f"{archive}/{path}" if archive else str(system.unstrip_protocol(path))
         size = info.get("size")
-        return Remote(shown(name), system.ukey(path), size, lambda: system.open(path, "rb"))
+        return Remote(name_of_address(name), system.ukey(path), size, lambda: system.open(path, "rb"))
 
     if GLOB_CHARACTERS & set(path):
         return [remote(match) for match in sorted(system.glob(path)) if system.isfile(match)]
     if system.isdir(path):
         cure = "Add a pattern, such as /*.jsonl; a dataset on the Hub is named as owner/name."
-        raise data_error(shown(address), "must be a file or a pattern of files", "a folder", cure)
+        raise data_error(name_of_address(address), "must be a file or a pattern of files", "a folder", cure)
     return [remote(path)]
 
 
-def _copy(file: Remote, folder: Path) -> Path:
+def _copy(file: Remote, address: str, folder: Path) -> Path:
     """Return where the file's copy lies, fetched if it is not there; a half one has another name."""
     key = hashlib.sha256(f"{file.name}\n{file.version}".encode()).hexdigest()[:32]
     target = folder / key
@@ -130,15 +136,16 @@ def _copy(file: Remote, folder: Path) -> Path:
         flush_to_disk(scratch)
         os.replace(scratch, target)
     except Exception as error:
-        raise _cannot_read(file.name, error) from None
+        raise _cannot_read(address, error) from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             scratch.unlink()
     return target
 
 
-def _cannot_read(name: str, error: Exception) -> Exception:
+def _cannot_read(address: str, error: Exception) -> Exception:
     if isinstance(error, DataError):
         return error
-    got = shorten(" ".join(str(error).split()) or type(error).__name__, 160)
-    return data_error(name, "must be readable from here", got, "Check the address, the credentials and the network.")
+    said = masked_for(address, " ".join(str(error).split())) or type(error).__name__
+    cure = "Check the address, the credentials and the network."
+    return data_error(name_of_address(address), "must be readable from here", shorten(said, 160), cure)

@@ -24,9 +24,10 @@ from openkto.data.hub_folder import files_of_split
 from openkto.data.json_files import Records
 from openkto.data.problems import Findings, data_error, shorten
 from openkto.data.readers import READERS, TEXT_CONTAINERS, read_file
-from openkto.data.remote import is_address, local_copies, shown
+from openkto.data.remote import is_address, local_copies
 from openkto.data.text_files import COMPRESSIONS, DataFile
 from openkto.files import blocks
+from openkto.masking import name_of_address
 from openkto.process.limits import kind_of_file
 
 HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::([\w.-]+))?")  # owner/name, or owner/name:subset
@@ -159,7 +160,7 @@ def find_source(
     name = str(item)
     if is_address(name):
         copies = local_copies(name, cache_folder(cache_dir) / "fetched")
-        return Source(shown(name), tuple(_file(copy, of) for copy, of in copies))
+        return Source(name_of_address(name), tuple(_file(copy, of) for copy, of in copies))
     name = name.removeprefix("file://")
     path = Path(name).expanduser()
     if path.is_dir():

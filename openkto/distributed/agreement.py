@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from openkto.errors import CheckpointError, ConfigError, DataError, NoStepError, OpenKTOError, StopError, TrainingError
+from openkto.masking import masked
 from openkto.process.limits import is_panic
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def _differing(first: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    text = "not set" if value is None else str(value)
+    text = "not set" if value is None else masked(str(value))
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 

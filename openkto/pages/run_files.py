@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from openkto.config import from_yaml
 from openkto.errors import ConfigError
+from openkto.masking import masked_value
 from openkto.report.records import EARLY_STOP
 
 Line = dict[str, Any]
@@ -137,8 +138,10 @@ def _json_lines(path: Path, problems: list[str]) -> Iterator[Line]:
 
 
 def _settings(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Return the settings as they may be shown: somebody may have written the file with whole addresses."""
     try:
-        return from_yaml(path.read_text(encoding="utf-8"))
+        found = from_yaml(path.read_text(encoding="utf-8"))
+        return {name: masked_value(value) for name, value in found.items()}
     except (OSError, ValueError) as error:
         problems.append(f"run.yaml could not be read ({type(error).__name__}): the settings are not known")
         return {}

@@ -11,6 +11,7 @@ from openkto.config import settings
 from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.gather import whole_shape
 from openkto.errors import CheckpointError
+from openkto.masking import masked
 
 EVAL_ROWS = "eval_rows_fingerprint"  # only where evaluations decide the run's end or its model
 # What is part of a run besides its settings, in the words of an error.
@@ -103,5 +104,5 @@ def check_same_run(place: str, saved: dict[str, Any], now: dict[str, Any]) -> No
 
 
 def _short(value: Any) -> str:
-    text = "not set" if value is None else str(value)
+    text = "not set" if value is None else masked(str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
