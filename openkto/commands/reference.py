@@ -19,6 +19,7 @@ from openkto.process.watchdog import Watchdog
 from openkto.trainer.planning import plan_for
 from openkto.trainer.reference import CachedReference
 from openkto.trainer.reference_cache import ReferenceCache
+from openkto.trainer.reference_check import check_values
 from openkto.trainer.schedule import total_steps
 
 log = logging.getLogger(__name__)
@@ -150,5 +151,5 @@ def fill_and_check(
         measure_micro_batches(config, strategy, prepared, cache.loaders, watchdog, with_gradient=False)
         watchdog.phase("filling the reference's cache")
         with stop.noting("after a few micro-batches"):
-            cache.check(prepared, watchdog.beat)
+            check_values(cache, prepared, watchdog.beat)
             cache.fill(prepared, watchdog.beat, stop)

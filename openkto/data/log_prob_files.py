@@ -2,6 +2,7 @@
 
     <folder>/about.json                  what the numbers are of, to read
     <folder>/part-<sha256>.parquet       key (16 bytes), log_prob (float64, nats)
+    <folder>/begun-<needs>-<plan>.keys   the keys' first 12 bytes that a fill set out to compute; gone when it is done
     <folder>/.part-<who>.part            one that is being written; of a killed run it is debris, which goes
 
 A part is written under another name, flushed to the disk and renamed: it is whole or not there. One whose content is
@@ -19,11 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from openkto.errors import ConfigError
-from openkto.files import delete_leftovers, make_writable, scratch_name, write_flushed
+from openkto.files import delete, delete_leftovers, make_writable, scratch_name, write_flushed
 
 log = logging.getLogger(__name__)
 
 PREFIX, SUFFIX = "part-", ".parquet"
+SHORT_KEY_BYTES = 12  # enough to tell a key
 SCHEMA = pa.schema([("key", pa.binary(16)), ("log_prob", pa.float64())])
 
 Values = dict[bytes, float]
@@ -73,6 +75,47 @@ def make_folder(folder: Path) -> None:
         make_writable(folder)
     except OSError as error:
         raise cannot_use(folder, error) from error
+
+
+def read_begun(folder: Path, needs: str, plan: str) -> set[bytes]:
+    """Return what a fill that did not come to its end set out to compute; nothing where there is none.
+
+    Args:
+        needs: a name for all that the run needs.
+        plan: a name for what decides which values are computed together.
+
+    Raises:
+        ConfigError: the folder cannot be read.
+    """
+    try:
+        content = (folder / _begun(needs, plan)).read_bytes()
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise cannot_use(folder, error) from error
+    return {content[i : i + SHORT_KEY_BYTES] for i in range(0, len(content), SHORT_KEY_BYTES)}
+
+
+def write_begun(folder: Path, needs: str, plan: str, short_keys: list[bytes]) -> None:
+    """Note what a fill sets out to compute; see `read_begun`.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        _write(folder / _begun(needs, plan), b"".join(short_keys))
+    except OSError as error:
+        raise cannot_use(folder, error) from error
+
+
+def delete_begun(folder: Path, needs: str) -> None:
+    """Note that all which a run needs is computed."""
+    for path in folder.glob(_begun(needs, "*")):
+        delete(path)
+
+
+def _begun(needs: str, plan: str) -> str:
+    return f"begun-{needs}-{plan}.keys"
 
 
 def write_part(folder: Path, about: dict[str, Any], values: Values) -> None:

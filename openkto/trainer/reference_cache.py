@@ -1,23 +1,35 @@
 """The reference's log-probabilities of a whole run, computed before it starts and kept on disk for the next one.
 
-Shapes:  B = rows in a micro-batch, P = pairs, S = pairs in the sample, C = columns.
+Shapes:  B = rows in a micro-batch, P = pairs, C = columns.
 Units:   nats.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray
 from openkto.batches.loader import KTODataLoader
 from openkto.batches.micro_batch import MicroBatch, cut_pairs
 from openkto.batches.pairs import batch_keys, pairs_of_run, sequence_key
-from openkto.data.log_prob_files import Values, make_folder, read_named, read_parts, write_part
+from openkto.data.log_prob_files import (
+    SHORT_KEY_BYTES,
+    Values,
+    delete_begun,
+    make_folder,
+    read_begun,
+    read_named,
+    read_parts,
+    write_begun,
+    write_part,
+)
 from openkto.distributed.agreement import on_some_ranks
 from openkto.errors import ConfigError, StopError, TrainingError
 from openkto.process.stops import StopRequest
@@ -29,10 +41,7 @@ log = logging.getLogger(__name__)
 
 SECONDS_A_PART = 60.0  # what a kill may cost, about
 MICRO_BATCHES_A_TURN = 8  # between two exchanges of what the ranks have computed
-PAIRS_TO_CHECK = 32  # of each data set
-# How far a value and the model's may be apart: what other shapes of micro-batches make of round-off, with room.
-RELATIVE_TOLERANCE = 1e-6
-TOLERANCE_A_TOKEN = {"fp32": 1e-5, "bf16": 0.1, "fp16": 0.03}
+PAIRS_TO_CHECK = 32  # of each data set; see `reference_check`
 
 
 class CacheStrategy(Strategy, Protocol):
@@ -68,12 +77,12 @@ class ReferenceCache:
         self.total_steps = total_steps
         self.values = self._read()
         self.needed: list[IntArray] = []  # of each loader, [P, 2], whose prompt and whose completion
-        self.missing: list[IntArray] = []  # of them, those without a value
+        self.missing: list[_Todo] = []  # of them, those without a value
 
     def look_up(self) -> None:
         """Find out what the run needs, and what of it is missing."""
         self.needed = [pairs_of_run(loader, self.total_steps if loader.shuffle else 1) for loader in self.loaders]
-        self.missing = [self._find_missing(*needed) for needed in zip(self.loaders, self.needed, strict=True)]
+        self.missing = self._find(set())
 
     @property
     def num_needed(self) -> int:
@@ -83,12 +92,12 @@ class ReferenceCache:
     @property
     def num_missing(self) -> int:
         """Of them, those without a value."""
-        return sum(map(len, self.missing))
+        return sum(len(missing.pairs_P2) for missing in self.missing)
 
     @property
     def num_forwards(self) -> int:
-        """The most rows that `check` and `fill` may run."""
-        found = (len(needed) - len(missing) for needed, missing in zip(self.needed, self.missing, strict=True))
+        """The most rows that `check_values` and `fill` may run."""
+        found = (len(needed) - len(todo.pairs_P2) for needed, todo in zip(self.needed, self.missing, strict=True))
         return self.num_missing + sum(min(PAIRS_TO_CHECK, count) for count in found)
 
     def reference(self) -> CachedReference:
@@ -109,24 +118,34 @@ class ReferenceCache:
             )
         return own
 
-    def _find_missing(self, loader: KTODataLoader, needed_P2: IntArray) -> IntArray:
-        """Return the pairs without a value, one of those of the same tokens, each rank having looked at its share."""
-        lacking: list[tuple[float, float, float, float]] = []
-        for pair in needed_P2[self.strategy.data_rank :: self.strategy.data_size]:
-            key = sequence_key(*cut_pairs(loader.dataset, pair[None])[0])
-            if key not in self.values:
-                # 96 bits of the key, as two whole numbers that float64 holds.
-                halves = int.from_bytes(key[:6], "big"), int.from_bytes(key[6:12], "big")
-                lacking.append((float(pair[0]), float(pair[1]), float(halves[0]), float(halves[1])))
-        own_PC = torch.tensor(lacking, dtype=torch.float64, device=self.strategy.device).reshape(-1, 4)
-        found_PC = self.strategy.gather_rows(own_PC)
-        _, first_P = np.unique(found_PC[:, 2:], axis=0, return_index=True)
-        return found_PC[np.sort(first_P), :2].astype(np.int64)
+    def _find(self, begun: set[bytes]) -> "list[_Todo]":
+        """Return each loader's pairs without a value or with one of these short keys, one of those of the same tokens.
+
+        Each rank looks at its share.
+        """
+        found = []
+        for loader, needed_P2 in zip(self.loaders, self.needed, strict=True):
+            own: list[tuple[float, ...]] = []
+            for pair in needed_P2[self.strategy.data_rank :: self.strategy.data_size]:
+                key = sequence_key(*cut_pairs(loader.dataset, pair[None])[0])
+                if key not in self.values or key[:SHORT_KEY_BYTES] in begun:
+                    # 96 bits of the key, as two whole numbers that float64 holds.
+                    halves = (int.from_bytes(key[i : i + 6], "big") for i in (0, 6))
+                    own.append((*map(float, (*pair, *halves, key not in self.values)),))
+            own_PC = torch.tensor(own, dtype=torch.float64, device=self.strategy.device).reshape(-1, 5)
+            found_PC = self.strategy.gather_rows(own_PC)
+            _, first_P = np.unique(found_PC[:, 2:4], axis=0, return_index=True)
+            all_PC = found_PC[np.sort(first_P)].astype(np.int64)
+            found.append(_Todo(all_PC[:, :2], all_PC[:, 2:4], all_PC[:, 4] == 1))
+        return found
 
     # ---- computing --------------------------------------------------------------------------------------------------
 
     def fill(self, model: Any, between: Callable[[], None], stop: StopRequest) -> None:
         """Compute what is missing, and keep it at once: a run that is killed resumes from there.
+
+        What is computed together decides the last bits. So the next start makes the plan of the one that was killed,
+        and runs what of it is not complete.
 
         Args:
             model: the frozen reference, from `strategy.prepare_frozen`.
@@ -139,22 +158,48 @@ class ReferenceCache:
             ConfigError: the folder cannot be written.
         """
         if self.num_missing == 0:
+            self._end()
             return
         on_some_ranks(self.strategy, lambda: make_folder(self.folder), is_mine=self.strategy.rank == 0)
         writer = _Writer(self.folder, self.about, is_first=self.strategy.rank == 0)
         try:
-            for loader, pairs_P2 in zip(self.loaders, self.missing, strict=True):
-                planned = loader.plan_pairs(pairs_P2)
-                for start in range(0, len(planned.plan), MICRO_BATCHES_A_TURN):
-                    turn = planned._replace(plan=planned.plan[start : start + MICRO_BATCHES_A_TURN])
-                    batches = loader.of_rank(pairs_P2, turn)
+            for loader, todo in zip(self.loaders, self._begin(), strict=True):
+                planned = loader.plan_pairs(todo.pairs_P2)
+                left = [shares for shares in planned.plan if todo.lacks_P[np.concatenate(shares)].any()]
+                for start in range(0, len(left), MICRO_BATCHES_A_TURN):
+                    turn = planned._replace(plan=left[start : start + MICRO_BATCHES_A_TURN])
+                    batches = loader.of_rank(todo.pairs_P2, turn)
                     writer.add(self._exchange(model, batches, between, writer.failure))
                     self._stop_if_asked(stop)
         finally:
             # Not a collective: what is known is kept whatever ends the filling.
             writer.write()
         self._raise_failure(self.strategy.gather_objects(writer.failure))
-        self.missing = [pairs_P2[:0] for pairs_P2 in self.missing]
+        self.missing = [_Todo(todo.pairs_P2[:0], todo.halves_P2[:0], todo.lacks_P[:0]) for todo in self.missing]
+        self._end()
+
+    def _begin(self) -> "list[_Todo]":
+        """Return what the plan is to be made of: what was missing when the first start with this plan began."""
+        needs, plan, is_first = self._needs(), self._plan(), self.strategy.rank == 0
+        known = on_some_ranks(self.strategy, lambda: read_begun(self.folder, needs, plan), is_mine=is_first)
+        begun: set[bytes] = self.strategy.gather_objects(known)[0]
+        todo = self._find(begun) if begun else self.missing
+        keys = [key for one in todo for key in one.short_keys()] if is_first else []
+        on_some_ranks(self.strategy, lambda: write_begun(self.folder, needs, plan, keys), is_mine=is_first)
+        return todo
+
+    def _end(self) -> None:
+        if self.strategy.rank == 0:
+            delete_begun(self.folder, self._needs())
+
+    def _needs(self) -> str:
+        """Return a name for the pairs of the run."""
+        return hashlib.sha256(b"".join(needed_P2.tobytes() for needed_P2 in self.needed)).hexdigest()[:16]
+
+    def _plan(self) -> str:
+        """Return a name for what decides which pairs are computed together."""
+        limits = [(loader.world_size, loader.max_rows, loader.max_tokens, loader.layout) for loader in self.loaders]
+        return hashlib.sha256(repr(limits).encode()).hexdigest()[:16]
 
     def _exchange(
         self, model: Any, batches: list[MicroBatch], between: Callable[[], None], failure: str | None
@@ -170,7 +215,8 @@ class ReferenceCache:
                 f"must be finite in {self.strategy.precision}; got nan or infinity. Look at the row, check the model's "
                 "weights, or pass --param_dtype fp32."
             )
-        new = _together(values for values, _, _ in gathered)
+        # One that is there stays: it was computed with what the plan put it with.
+        new = {key: value for values, _, _ in gathered for key, value in values.items() if key not in self.values}
         self.values |= new
         return new
 
@@ -189,62 +235,16 @@ class ReferenceCache:
             if failure is not None:
                 raise ConfigError(failure)
 
-    def check(self, model: Any, between: Callable[[], None]) -> None:
-        """Compare a sample of the values that were read with the model's, before `fill` adds to them.
 
-        Raises:
-            ConfigError: they are not this model's.
-        """
-        found_SC = np.zeros((0, 4))
-        for loader, needed_P2 in zip(self.loaders, self.needed, strict=True):
-            pairs_S2 = self._sample(loader, needed_P2)
-            if len(pairs_S2):
-                found_SC = np.concatenate([found_SC, self._compare(model, loader, pairs_S2, between)])
-        if not len(found_SC):
-            return
-        row_S, cached_S, fresh_S, tokens_S = found_SC.T
-        apart_S = np.abs(cached_S - fresh_S)
-        allowed_S = TOLERANCE_A_TOKEN[self.strategy.precision] * tokens_S + RELATIVE_TOLERANCE * np.abs(fresh_S)
-        bad_S = ~(apart_S <= allowed_S)
-        if bad_S.any():
-            worst = int(np.argmax(apart_S / allowed_S))
-            raise ConfigError(
-                f"--ref_cache_dir {self.folder}: its log-probabilities must be the reference model's; got "
-                f"{cached_S[worst]:.6g} nats where the model gives {fresh_S[worst]:.6g} (row {int(row_S[worst])}), and "
-                f"{int(bad_S.sum())} of {len(bad_S)} checked are off. Delete that folder to compute them again."
-            )
-        log.info(
-            "reference: %d cached values checked: at most %.2g nats, %.2g a token, from the model's in %s",
-            len(apart_S),
-            apart_S.max(),
-            (apart_S / tokens_S).max(),
-            self.strategy.precision,
-        )
+class _Todo(NamedTuple):
+    """Pairs of a loader whose values are to be computed, [P]."""
 
-    def _sample(self, loader: KTODataLoader, needed_P2: IntArray) -> IntArray:
-        """Return pairs whose value was read, spread over the data set; the same on every rank, as the values are."""
-        spread_P = np.random.default_rng(loader.seed).permutation(len(needed_P2))
-        pairs: list[IntArray] = []
-        for p in spread_P:
-            if len(pairs) == PAIRS_TO_CHECK:
-                break
-            if sequence_key(*cut_pairs(loader.dataset, needed_P2[[p]])[0]) in self.values:
-                pairs.append(needed_P2[p])
-        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    pairs_P2: IntArray  # whose prompt and whose completion
+    halves_P2: IntArray  # the first 12 bytes of the key, as two whole numbers
+    lacks_P: NDArray[np.bool_]  # whether there is no value yet
 
-    def _compare(
-        self, model: Any, loader: KTODataLoader, pairs_S2: IntArray, between: Callable[[], None]
-    ) -> np.ndarray:
-        """Return (row, value, the model's, scored tokens) of these pairs, the same on every rank."""
-        batches = loader.of_rank(pairs_S2, loader.plan_pairs(pairs_S2))
-        fresh = ModelReference(model, self.strategy).log_probs(batches, between)
-        parts = []
-        for batch, fresh_B, cached_B in zip(
-            batches, fresh, CachedReference(self.values, torch.device("cpu")).log_probs(batches, between), strict=True
-        ):
-            columns = (batch["row"], cached_B, fresh_B.cpu(), batch["loss_mask"].sum(1))
-            parts.append(torch.stack([column.double() for column in columns], dim=1)[is_real(batch)])
-        return self.strategy.gather_rows(torch.cat(parts).to(self.strategy.device))
+    def short_keys(self) -> list[bytes]:
+        return [b"".join(half.to_bytes(6, "big") for half in halves) for halves in self.halves_P2.tolist()]
 
 
 def _together(parts: Iterable[Values]) -> Values:

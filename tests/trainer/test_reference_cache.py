@@ -1,5 +1,6 @@
 """The cache by itself: its keys, its values against float64, what a loss without z_ref needs, memory given back."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from openkto.batches import plan
 from openkto.batches.loader import KTODataLoader
 from openkto.batches.micro_batch import cut_pairs
 from openkto.batches.pairs import batch_keys, pairs_of_run, sequence_key
@@ -15,6 +17,7 @@ from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import StopError
 from openkto.models import Actor
 from openkto.process.stops import StopRequest
+from openkto.trainer import reference_cache
 from openkto.trainer.reference_cache import ReferenceCache
 from tests.ranks import run_ranks
 from tests.tiny import tiny_llama, token_rows
@@ -136,3 +139,44 @@ def test_a_signal_to_one_rank_ends_the_filling_on_all_and_loses_nothing(tmp_path
     )
     assert forwards == 16  # two exchanges of eight
     assert kept == 32
+
+
+def fill_in_parts(folder, zero_stage, stops):
+    """Fill a cache that holds a shorter run's values, stopped after so many micro-batches in each start.
+
+    Return the values, and the keys of each micro-batch that was run.
+    """
+    forward, together = reference_cache._forward, []
+
+    def noting(model, strategy, batches, between):
+        together.extend(sorted(batch_keys(batch)) for batch in batches if int(batch["row"].min()) >= 0)
+        return forward(model, strategy, batches, between)
+
+    reference_cache._forward = noting
+    plan.ROWS_AT_A_TIME = 40  # as where there are thousands of pairs
+    strategy = DeepspeedStrategy(zero_stage=zero_stage, param_dtype="fp32")
+    strategy.setup_distributed()
+    place = {"rank": strategy.rank, "world_size": strategy.world_size}
+    model = strategy.prepare_frozen(Actor(tiny_llama()))
+    for steps, last in ((2, None), *((20, last) for last in (*stops, None))):
+        loader = KTODataLoader(token_rows(LABELS * 4, 3), 4, 3, seed=5, packed=True, **place)
+        cache = ReferenceCache(folder, {}, strategy, [loader], steps)
+        cache.look_up()
+        stop, forwards = StopRequest(), iter(range(1, 1000))
+
+        def between(last=last, stop=stop, forwards=forwards):
+            if next(forwards) == last:
+                stop.reason = "SIGTERM"
+
+        with contextlib.nullcontext() if last is None else pytest.raises(StopError):
+            cache.fill(model, between, stop)
+    return cache.values, sorted(together)
+
+
+@pytest.mark.parametrize(("zero_stage", "world_size"), [(0, 1), (2, 2)])
+def test_a_fill_that_was_stopped_goes_on_to_the_same_bits(zero_stage, world_size, tmp_path):
+    whole, *_ = run_ranks(fill_in_parts, world_size, tmp_path, tmp_path / "whole", zero_stage, ())
+    cut, *_ = run_ranks(fill_in_parts, world_size, tmp_path, tmp_path / "cut", zero_stage, (3, 9))
+    # The same pairs together in a micro-batch, since that decides the last bits, and none of them twice.
+    assert cut == whole
+    assert not list((tmp_path / "cut").glob("*.keys"))
