@@ -163,8 +163,9 @@ class Watchdog:
             stderr.write(text.encode(errors="backslashreplace"))
 
     def _set_timer(self, seconds_left: float) -> None:
-        """Set faulthandler's timer two naps later than the thread would speak: it is for when the thread cannot."""
-        faulthandler.dump_traceback_later(max(0.0, seconds_left) + 2 * self._nap, file=STDERR)
+        """Set faulthandler's timer later than the thread speaks, busy cores or not: it is for when that cannot."""
+        later = self._nap + max(self._nap, LATE_SECONDS)
+        faulthandler.dump_traceback_later(max(0.0, seconds_left) + later, file=STDERR)
 
     def _say_it_lasts(self, now: float) -> None:
         """Log that a phase of start-up lasts: a line after some seconds, and one for each whole minute."""
