@@ -185,10 +185,10 @@ def test_values_of_other_weights_are_never_used(place):
     assert f"the reference is {place}/model, from the cache" in told(argv, 1, place)
 
 
-def test_auto_fills_the_cache_where_that_costs_no_more_forwards(place):
+def test_auto_fills_the_cache_where_that_runs_no_more_tokens(place):
     argv = flags(place, *PLAIN, "--max_epochs", "2")
     said = told(argv, 2, place)
-    assert " pairs once, no more forwards than in the loop (--ref_mode auto)" in said
+    assert " pairs once, no more tokens than in the loop (--ref_mode auto)" in said
     assert f"the reference is {place}/model, from the cache" in said
     (counts,) = run_ranks(counted, 1, place, argv)
     assert counts[1] == 0

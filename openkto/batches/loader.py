@@ -18,7 +18,7 @@ from openkto.batches.batch import IntArray, batch_bounds, epoch_order
 from openkto.batches.micro_batch import DUMMY_TOKENS, MicroBatch, TokenRows, collate, read_pairs
 from openkto.batches.pairing import pair_mismatched
 from openkto.batches.plan import Plan, plan_micro_batches
-from openkto.batches.sharing import PairPlan, plan_shared
+from openkto.batches.sharing import PairPlan, plan_shared, sharable_prompts
 from openkto.errors import ConfigError, DataError
 
 DEFAULT_ROWS = 8  # where neither limit is given
@@ -234,10 +234,7 @@ class KTODataLoader:
         data, lengths_P = self.dataset, self.pair_lengths(pairs_P2[:, 0], pairs_P2[:, 1])
         if with_gradient or not self.layout.shares_prompts:
             return PairPlan(self.plan(lengths_P, with_gradient=with_gradient), lengths_P, np.zeros_like(lengths_P))
-        prompt_P = data.prompt_lengths[pairs_P2[:, 0]].astype(np.int64)
-        if data.truncation == "prompt":
-            # What is left of a prompt that was cut depends on the completion.
-            prompt_P[prompt_P + data.completion_lengths[pairs_P2[:, 1]] > lengths_P] = 0
+        prompt_P = sharable_prompts(data, pairs_P2, lengths_P)
         max_rows, max_tokens = self._limits(with_gradient=False)
         max_rows = None if max_rows is None else ROWS_A_PROMPT * max_rows
         keys_P, length = data.prompt_keys[pairs_P2[:, 0]], self.layout.attention_length

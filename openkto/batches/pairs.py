@@ -6,6 +6,7 @@ Shapes:  N = rows in a global batch, P = pairs, B = rows in a micro-batch.
 """
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -17,18 +18,29 @@ from openkto.batches.pairing import pair_mismatched
 
 def pairs_of_run(loader: KTODataLoader, total_steps: int) -> IntArray:
     """Return the different pairs of a run's first steps, [P, 2]: whose prompt and whose completion, in the data set."""
-    data, n = loader.dataset, loader.num_rows
-    codes = np.zeros(0, dtype=np.int64)
+    n, codes = max(loader.num_rows, 1), [np.zeros(0, dtype=np.int64)]
+    for step, pairs in enumerate(pairs_by_step(loader, total_steps), start=1):
+        codes += [pairs_N2[:, 0] * n + pairs_N2[:, 1] for pairs_N2 in pairs]
+        if step % len(loader) == 0:
+            codes = [np.unique(np.concatenate(codes))]
+    return np.stack(np.divmod(np.unique(np.concatenate(codes)), n), axis=1)
+
+
+def pairs_by_step(loader: KTODataLoader, total_steps: int) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield of each of a run's first steps the rows' own pairs and the mismatched ones, [N, 2] each.
+
+    There are no mismatched ones where the loss takes none.
+    """
+    data = loader.dataset
     for epoch in range(-(-total_steps // max(len(loader), 1))):
-        order, found = loader.order(epoch), [codes]
+        order = loader.order(epoch)
         for b in range(min(len(loader), total_steps - epoch * len(loader))):
             index_N = order[loader.bounds[b] : loader.bounds[b + 1]]
-            found.append(index_N * n + index_N)
+            own_N2 = pairs_N2 = np.stack([index_N, index_N], axis=1)
             if loader.needs_mismatched:
                 partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
-                found.append(index_N * n + index_N[partner_N])
-        codes = np.unique(np.concatenate(found))
-    return np.stack(np.divmod(codes, max(n, 1)), axis=1)
+                pairs_N2 = np.stack([index_N, index_N[partner_N]], axis=1)
+            yield own_N2, pairs_N2 if loader.needs_mismatched else pairs_N2[:0]
 
 
 def sequence_key(prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]) -> bytes:

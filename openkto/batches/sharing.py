@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray
+from openkto.batches.micro_batch import TokenRows
 from openkto.batches.plan import Plan, plan_cost, plan_packed, row_costs
 
 # Completions to a prompt in one unit, to be tried: larger units run the prompt less often and are harder to spread over
@@ -25,6 +26,31 @@ class PairPlan(NamedTuple):
     plan: Plan  # plan[m][rank], the pairs of a micro-batch; those that share a prompt stand together
     run_P: IntArray  # [P], the tokens of each pair that run
     reused_P: IntArray  # [P], those of its prompt that run in the pair before it that reuses none
+
+
+def sharable_prompts(data: TokenRows, pairs_P2: IntArray, lengths_P: IntArray) -> IntArray:
+    """Return the tokens of pairs' prompts, [P], by whose prompt and whose completion they have; 0 where not sharable.
+
+    Args:
+        lengths_P: [P], the pairs' tokens after the cut.
+    """
+    prompt_P: IntArray = data.prompt_lengths[pairs_P2[:, 0]].astype(np.int64)
+    if data.truncation == "prompt":
+        # What is left of a prompt that was cut depends on the completion.
+        prompt_P[prompt_P + data.completion_lengths[pairs_P2[:, 1]] > lengths_P] = 0
+    return prompt_P
+
+
+def least_tokens(lengths_P: IntArray, prompt_P: IntArray, key_P: IntArray) -> int:
+    """Return the tokens that pairs run where all that share a prompt stay together, as many of them as ever do.
+
+    Args:
+        lengths_P, prompt_P, key_P: as `plan_shared` takes them.
+    """
+    shared = prompt_P > 0
+    _, first_K, count_K = np.unique(key_P[shared], return_index=True, return_counts=True)
+    reused_K = count_K - -(-count_K // COMPLETIONS[-1])
+    return int(lengths_P.sum() - (prompt_P[shared][first_K] * reused_K).sum())
 
 
 def plan_shared(

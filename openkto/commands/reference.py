@@ -8,7 +8,7 @@ from typing import Any
 
 from openkto.batches.loader import KTODataLoader
 from openkto.commands.build import check_reference, load_actor, measure_micro_batches
-from openkto.commands.reference_cost import loop_forwards
+from openkto.commands.reference_cost import cache_tokens, loop_tokens, may_share_prompts
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
 from openkto.distributed.strategy import DeepspeedStrategy
@@ -80,7 +80,7 @@ def choose_cache(
     identity: dict[str, Any],
     resumed: dict[str, Any] | None,
 ) -> ReferenceCache | None:
-    """Return the cache where it costs no more forwards than a model in the loop; say which.
+    """Return the cache where it runs no more tokens than a model in the loop; say which.
 
     A run that is resumed keeps what it has, so that it goes on to the same bits.
     """
@@ -91,16 +91,18 @@ def choose_cache(
     loader, eval_loaders = loaders[0], loaders[1:] if train.eval_steps != 0 or train.eval_at_start else []
     cache = open_cache(config, strategy, [loader, *eval_loaders], identity)
     cache.look_up()
-    cost, in_loop = cache.num_forwards, loop_forwards(config, loader, eval_loaders)
     if cache.num_missing == 0:
         log.info("reference: from the cache, which holds all %d pairs (--ref_mode auto)", cache.num_needed)
-    elif resumed is not None and not was_cached:
-        return None  # a run of an earlier version, which filled no cache by itself
-    elif resumed is None and cost > in_loop:
+        return cache
+    if resumed is not None:
+        # A run of an earlier version filled no cache by itself.
+        return cache if was_cached else None
+    shares = may_share_prompts(config, strategy.load_dtype)
+    cost = cache_tokens(cache, shares=shares)
+    in_loop = loop_tokens(config, loader, eval_loaders, strategy.precision, shares=shares)
+    if cost > in_loop:
         log.info(
-            "reference: in the loop, for %d forwards of rows or more; a cache would take %d (--ref_mode auto)",
-            in_loop,
-            cost,
+            "reference: in the loop, for %d tokens or more; a cache would take %d (--ref_mode auto)", in_loop, cost
         )
         return None
     return cache
@@ -140,7 +142,7 @@ def fill_and_check(
 ) -> None:
     """Load the reference, compare what is cached with it, compute what is missing, and free the model again."""
     if cache.num_missing > 0:
-        why = " once, no more forwards than in the loop (--ref_mode auto)" if config.model.ref_mode == "auto" else ""
+        why = " once, no more tokens than in the loop (--ref_mode auto)" if config.model.ref_mode == "auto" else ""
         log.info("reference: computing %d of %d pairs%s", cache.num_missing, cache.num_needed, why)
     watchdog.phase("loading the reference")
     with strategy.model_loading():

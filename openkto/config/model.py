@@ -49,7 +49,7 @@ class ModelConfig:
         "where the reference's log-probabilities come from. model: a second model; adapter: the policy with its LoRA "
         "adapter off, or with the adapter that it started from; cached: computed once before training and kept on "
         "disk. auto: adapter if the policy has one and --ref_pretrain names no other model, else cached if that costs "
-        "no more forwards than a model in the loop, else model",
+        "no more tokens than a model in the loop runs, else model",
         choices=REF_MODES,
     )
     ref_sync_steps: int = option(

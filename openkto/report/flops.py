@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +85,14 @@ class ForwardWork:
         return sum(2 * 2 * size * attended_pairs(lengths_B, window) for window, size in self.attention)
 
 
+class StepParts(NamedTuple):
+    """The FLOPs of a step's parts."""
+
+    matched: float  # the policy's forward and backward on the rows
+    mismatched: float  # its forward without gradient on the mismatched pairs
+    reference: float
+
+
 @dataclass(frozen=True)
 class StepWork:
     """The work of a step on this rank: training on the matched rows, the policy on the mismatched, the reference.
@@ -99,15 +107,22 @@ class StepWork:
 
     def of(self, batch: RankBatch) -> float:
         """Return the FLOPs that this share of a global batch needs."""
+        return sum(self.parts(batch))
+
+    def parts(self, batch: RankBatch) -> StepParts:
+        """Return the same by part."""
         matched, mismatched, shared = (
             list(_sizes(micro_batches, prefix))
             for micro_batches, prefix in ((batch.matched, ""), (batch.mismatched, "kl_"), (batch.shared, ""))
         )
-        flops = sum(self.policy.training(lengths_B, scored) for lengths_B, scored, _ in matched)
-        flops += sum(self.policy.forward(*sizes) for sizes in mismatched)
+        reference = 0.0
         if self.reference is not None:
-            flops += sum(self.reference.forward(*sizes) for sizes in shared or [*matched, *mismatched])
-        return flops
+            reference = sum(self.reference.forward(*sizes) for sizes in shared or [*matched, *mismatched])
+        return StepParts(
+            matched=sum(self.policy.training(lengths_B, scored) for lengths_B, scored, _ in matched),
+            mismatched=sum(self.policy.forward(*sizes) for sizes in mismatched),
+            reference=reference,
+        )
 
 
 def _sizes(micro_batches: list[MicroBatch], prefix: str) -> Iterator[tuple[Tensor, int, Tensor]]:

@@ -31,8 +31,7 @@ def plan_for(
         others: further actors that run the same micro-batches, such as the reference.
         reference: of the batches that the loaders make, where they are for training or evaluation.
         by_token: whether a loss needs more of it, and of the policy, than a number a row.
-        precision: in which the models compute. In half precision the round-off of another layout would show in
-            log-ratios that are exactly 0 before the first update, so in training `auto` leaves the reference its own.
+        precision: in which the models compute.
 
     Raises:
         ConfigError: the positions of one of the models do not serve the longest rows, or prompts are to be shared and
@@ -44,7 +43,7 @@ def plan_for(
     attention_length = forward_work(actor).attention_length
     shares_prompts = _shares_prompts(loaders, [actor, *others])
     reference_runs = reference is not None and not isinstance(reference, CachedReference)
-    trains_shared = reference_runs and (precision == "fp32" or actor.share_prompts == "on")
+    trains_shared = reference_runs and pairs_run_together(actor.share_prompts, precision)
     vocabulary = min(config.get_text_config().vocab_size for config in configs)
     for loader in loaders:
         longest = loader.longest
@@ -68,6 +67,15 @@ def plan_for(
                 f"longrope needs whole ones beyond {layout.apart_at[0]} tokens; got sequences of up to {longest} "
                 f"tokens. Leave it out, or pass --max_len {layout.apart_at[0]}."
             )
+
+
+def pairs_run_together(share_prompts: str, precision: str) -> bool:
+    """Return whether a reference runs matched and mismatched pairs together in a training step, if it shares prompts.
+
+    In half precision the round-off of another layout would show in log-ratios that are exactly 0 before the first
+    update, so there `auto` leaves the reference the policy's micro-batches.
+    """
+    return precision == "fp32" or share_prompts == "on"
 
 
 def _shares_prompts(loaders: list[KTODataLoader], actors: list[Any]) -> bool:

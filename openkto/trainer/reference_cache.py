@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 SECONDS_A_PART = 60.0  # what a kill may cost, about
 MICRO_BATCHES_A_TURN = 8  # between two exchanges of what the ranks have computed
-PAIRS_TO_CHECK = 32  # of each data set; see `reference_check`
 
 
 class CacheStrategy(Strategy, Protocol):
@@ -93,12 +92,6 @@ class ReferenceCache:
     def num_missing(self) -> int:
         """Of them, those without a value."""
         return sum(len(missing.pairs_P2) for missing in self.missing)
-
-    @property
-    def num_forwards(self) -> int:
-        """The most rows that `check_values` and `fill` may run."""
-        found = (len(needed) - len(todo.pairs_P2) for needed, todo in zip(self.needed, self.missing, strict=True))
-        return self.num_missing + sum(min(PAIRS_TO_CHECK, count) for count in found)
 
     def reference(self) -> CachedReference:
         """Return the reference that answers from the values."""

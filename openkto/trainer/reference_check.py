@@ -18,10 +18,11 @@ from openkto.batches.pairs import sequence_key
 from openkto.errors import ConfigError
 from openkto.trainer.forwards import is_real
 from openkto.trainer.reference import CachedReference, ModelReference
-from openkto.trainer.reference_cache import PAIRS_TO_CHECK, ReferenceCache
+from openkto.trainer.reference_cache import ReferenceCache
 
 log = logging.getLogger(__name__)
 
+PAIRS_TO_CHECK = 32  # of each data set
 # How far a value and the model's may be apart: what other shapes of micro-batches make of round-off, with room.
 RELATIVE_TOLERANCE = 1e-6
 TOLERANCE_A_TOKEN = {"fp32": 1e-5, "bf16": 0.1, "fp16": 0.03}
@@ -35,7 +36,7 @@ def check_values(cache: ReferenceCache, model: Any, between: Callable[[], None])
     """
     found_SC = np.zeros((0, 4))
     for loader, needed_P2 in zip(cache.loaders, cache.needed, strict=True):
-        pairs_S2 = _sample(cache, loader, needed_P2)
+        pairs_S2 = sample_pairs(cache, loader, needed_P2)
         if len(pairs_S2):
             found_SC = np.concatenate([found_SC, _compare(cache, model, loader, pairs_S2, between)])
     if not len(found_SC):
@@ -60,9 +61,9 @@ def check_values(cache: ReferenceCache, model: Any, between: Callable[[], None])
     )
 
 
-def _sample(cache: ReferenceCache, loader: KTODataLoader, needed_P2: IntArray) -> IntArray:
+def sample_pairs(cache: ReferenceCache, loader: KTODataLoader, needed_P2: IntArray) -> IntArray:
     """Return pairs whose value was read, spread over the data set; the same on every rank, as the values are."""
-    spread_P = np.random.default_rng(loader.seed).permutation(len(needed_P2))
+    spread_P = np.random.default_rng(loader.seed).permutation(len(needed_P2) if cache.values else 0)
     pairs: list[IntArray] = []
     for p in spread_P:
         if len(pairs) == PAIRS_TO_CHECK:
