@@ -148,7 +148,7 @@ def _step(
         rows=len(lengths),
         tokens=float(lengths.sum()),
         training=policy.training(lengths, scored),
-        head_again=2 * policy.head * scored,
+        head_again=policy.head_again(scored),
         layers_again=policy.forward(lengths, 0),
         mismatched=mismatched,
         matched_reference=reference.forward(lengths, scored),

@@ -80,6 +80,10 @@ class ForwardWork:
         own = 2 * (self.trainable_body * int(lengths_B.sum()) + self.trainable_head * scored)
         return 2 * self.forward(lengths_B, scored) + self._attention(lengths_B) + own
 
+    def head_again(self, scored: int) -> float:
+        """Return the work of the head's forward, which a backward computes again to keep no logits: not useful."""
+        return 2 * self.head * scored
+
     def _attention(self, lengths_B: Tensor) -> float:
         # Scores and values: two products for each pair of tokens.
         return sum(2 * 2 * size * attended_pairs(lengths_B, window) for window, size in self.attention)
@@ -112,7 +116,7 @@ class StepWork:
     def parts(self, batch: RankBatch) -> StepParts:
         """Return the same by part."""
         matched, mismatched, shared = (
-            list(_sizes(micro_batches, prefix))
+            list(row_sizes(micro_batches, prefix))
             for micro_batches, prefix in ((batch.matched, ""), (batch.mismatched, "kl_"), (batch.shared, ""))
         )
         reference = 0.0
@@ -125,7 +129,7 @@ class StepWork:
         )
 
 
-def _sizes(micro_batches: list[MicroBatch], prefix: str) -> Iterator[tuple[Tensor, int, Tensor]]:
+def row_sizes(micro_batches: list[MicroBatch], prefix: str) -> Iterator[tuple[Tensor, int, Tensor]]:
     """Yield of each micro-batch its real rows' lengths, the number of scored tokens, and what each row reuses."""
     for micro_batch in micro_batches:
         lengths_B, scored_BT = micro_batch[f"{prefix}attention_mask"].sum(1), micro_batch[f"{prefix}loss_mask"]
