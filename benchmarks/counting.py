@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,18 +45,3 @@ def counter() -> Iterator[FlopCounterMode]:
         known[torch.ops.openkto.product] = _product
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False, custom_mapping=known) as flops:
         yield flops
-
-
-class FlopCount:
-    """Counts, in `total`, the FLOPs that are computed inside it, which it slows down."""
-
-    def __init__(self) -> None:
-        self.total: float | None = None
-        self._inside = ExitStack()
-
-    def __enter__(self) -> None:
-        self._flops = self._inside.enter_context(counter())
-
-    def __exit__(self, *_: object) -> None:
-        self._inside.close()
-        self.total = self._flops.get_total_flops()

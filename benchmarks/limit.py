@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from benchmarks.material import CLOCKS, SMALL, add_arguments, prepare
+from benchmarks.clocks import CLOCKS
+from benchmarks.material import SMALL, add_arguments, draw_rows, prepare, read_rows
 from benchmarks.watch import PARTS, StepWatch
 from openkto.commands import train
 from openkto.models.onednn import linear
@@ -75,7 +76,8 @@ def main(argv: list[str]) -> None:
     clock = CLOCKS[args.clock]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        rows, model = prepare(folder, args.rows, args.batch * (args.steps + 1), SMALL)
+        found = draw_rows(args.batch * (args.steps + 1)) if args.rows is None else read_rows(args.rows)
+        rows, model = prepare(folder, found, SMALL)
         rates: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
 
         def measure() -> None:
@@ -83,17 +85,21 @@ def main(argv: list[str]) -> None:
                 rates[way].append(matrix_rates(SMALL, torch.float32, "cpu", clock, multiply))
 
         watch = StepWatch(clock=clock, between=measure)
-        train.main([*run_flags(folder, model, rows, args.batch, args.max_len, args.steps + 1), *flags])
+        length = ["--max_steps", f"{args.steps + 1}"]
+        train.main([*run_flags(folder, model, rows, args.batch, args.max_len), *length, *flags])
     print_tables(watch, rates, args.clock)
     sys.stdout.flush()
     os._exit(0)  # gloo may abort an exit that has nothing left to do
 
 
-def run_flags(folder: Path, model: Path, rows: Path, batch: int, max_len: int, steps: int) -> list[str]:
-    """Return the command line of the training that is measured: float32, on a CPU, the reference cached."""
+def run_flags(folder: Path, model: Path, rows: Path, batch: int, max_len: int) -> list[str]:
+    """Return the command line of the training that is measured: float32, on a CPU, the reference cached.
+
+    How long it is has to be added.
+    """
     return [
         "--pretrain", f"{model}", "--dataset", f"{rows}", "--save_path", f"{folder}/ours", "--param_dtype", "fp32",
-        "--train_batch_size", f"{batch}", "--max_len", f"{max_len}", "--max_steps", f"{steps}", "--zero_stage", "0",
+        "--train_batch_size", f"{batch}", "--max_len", f"{max_len}", "--zero_stage", "0",
         "--micro_train_batch_size", f"{batch}", "--max_tokens_per_micro_batch", "4096", "--ref_mode", "cached",
         "--ref_cache_dir", f"{folder}/reference", "--data_cache_dir", f"{folder}/cache", "--use_tensorboard", "none",
         "--learning_rate", "1e-6", "--eval_steps", "0", "--disable_ds_ckpt",

@@ -5,7 +5,7 @@ import json
 import os
 import random
 import string
-import time
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.clocks import CLOCKS
+from openkto.data.dataset import UnpairedPreferenceDataset
 from tests.text_rows import TEMPLATE
 
 # (percent of the rows, characters at most), of prompts with all their turns and of completions: 200 English rows of a
@@ -22,8 +24,6 @@ from tests.text_rows import TEMPLATE
 PROMPT_LENGTHS = ((0, 32), (10, 72), (25, 148), (50, 524), (75, 2138), (90, 4185), (100, 13353))
 COMPLETION_LENGTHS = ((0, 2), (10, 118), (25, 441), (50, 1054), (75, 2053), (90, 2660), (100, 5179))
 WORDS, LONGEST_WORD = 3000, 7
-
-CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 # 32M parameters with a vocabulary of 8,192; the head is its own.
 SMALL = {
@@ -35,25 +35,47 @@ SMALL = {
 def draw_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """Return rows of made-up words, half of them desirable, as long as real ones."""
     rng = random.Random(seed)
-    words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, LONGEST_WORD))) for _ in range(WORDS)]
-    cumulative = list(accumulate(1 / rank for rank in range(1, WORDS + 1)))  # as often as words of a language
+    words = made_up_words(rng)
 
     def text(lengths: tuple[tuple[int, int], ...]) -> str:
         characters = draw_length(lengths, rng.random() * 100)
-        drawn = " ".join(rng.choices(words, cum_weights=cumulative, k=characters // 2 + 1))
-        return drawn[:characters].strip() or "a"
+        return words(characters // 2 + 1)[:characters].strip() or "a"
 
-    def message(role: str, content: str) -> list[dict[str, str]]:
-        return [{"role": role, "content": content}]
+    return [as_row(text(PROMPT_LENGTHS), text(COMPLETION_LENGTHS), is_desirable=i % 2 == 0) for i in range(count)]
 
-    return [
-        {
-            "prompt": message("user", text(PROMPT_LENGTHS)),
-            "completion": message("assistant", text(COMPLETION_LENGTHS)),
-            "label": i % 2 == 0,
-        }
-        for i in range(count)
-    ]
+
+def draw_shares(count: int, tokens: int, share: float, answers: int = 1, seed: int = 0) -> list[dict[str, Any]]:
+    """Return rows of made-up words, half of them desirable, of whose tokens prompts have about this share.
+
+    Args:
+        tokens: of a row, about, where `train_tokenizer` has seen the rows: a word is then one. Each prompt and each
+            completion has half to one and a half of its part of them.
+        answers: how many rows, one after the other, have a prompt in common.
+    """
+    rng = random.Random(seed)
+    words = made_up_words(rng)
+
+    def text(mean: float) -> str:
+        return words(max(1, round(mean * rng.uniform(0.5, 1.5))))
+
+    prompts = [text(share * tokens) for _ in range(-(-count // answers))]
+    return [as_row(prompts[i // answers], text((1 - share) * tokens), is_desirable=i % 2 == 0) for i in range(count)]
+
+
+def made_up_words(rng: random.Random) -> Callable[[int], str]:
+    """Return a function that draws a text of so many words, which come as often as those of a language."""
+    words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, LONGEST_WORD))) for _ in range(WORDS)]
+    cumulative = list(accumulate(1 / rank for rank in range(1, WORDS + 1)))
+    return lambda count: " ".join(rng.choices(words, cum_weights=cumulative, k=count))
+
+
+def as_row(prompt: str, completion: str, *, is_desirable: bool) -> dict[str, Any]:
+    """Return a row of one question and one answer."""
+    return {
+        "prompt": [{"role": "user", "content": prompt}],
+        "completion": [{"role": "assistant", "content": completion}],
+        "label": is_desirable,
+    }
 
 
 def draw_length(lengths: tuple[tuple[int, int], ...], percent: float) -> int:
@@ -82,7 +104,7 @@ def train_tokenizer(rows: list[dict[str, Any]], vocabulary: int) -> PreTrainedTo
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=["<pad>", "<s>", "</s>"],
+        special_tokens=["<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>"],  # those of the template among them
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -90,6 +112,12 @@ def train_tokenizer(rows: list[dict[str, Any]], vocabulary: int) -> PreTrainedTo
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
     tokenizer.chat_template = TEMPLATE
     return tokenizer
+
+
+def read_tokens(folder: Path, rows: list[dict[str, Any]], vocabulary: int, max_len: int) -> UnpairedPreferenceDataset:
+    """Return rows as training reads them, with a tokenizer trained on them; what is written goes into the folder."""
+    file, tokenizer = write_rows(folder / "rows.jsonl", rows), train_tokenizer(rows, vocabulary)
+    return UnpairedPreferenceDataset(file, tokenizer, max_len, cache_dir=folder / "cache")
 
 
 def write_model(folder: Path, shape: dict[str, Any], tokenizer: Any, dtype: torch.dtype = torch.float32) -> Path:
@@ -107,11 +135,18 @@ def write_model(folder: Path, shape: dict[str, Any], tokenizer: Any, dtype: torc
     return folder
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, batch: int, steps: int, max_len: int) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    batch: int,
+    steps: int,
+    max_len: int,
+    steps_are: str = "steps measured, after one to warm up",
+) -> None:
     """Add what the measurements of a whole run take, with these defaults."""
     parser.add_argument("--rows", type=Path, help="JSON lines with prompt, completion (messages) and label; else drawn")
     parser.add_argument("--batch", type=int, default=batch, help="rows in a global batch (%(default)s)")
-    parser.add_argument("--steps", type=int, default=steps, help="steps measured, after one to warm up (%(default)s)")
+    parser.add_argument("--steps", type=int, default=steps, help=f"{steps_are} (%(default)s)")
     parser.add_argument("--max_len", type=int, default=max_len, help="tokens a row (%(default)s)")
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of each process (%(default)s)"
@@ -124,9 +159,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, batch: int, steps: int, ma
     )
 
 
-def prepare(folder: Path, rows: Path | None, needed: int, shape: dict[str, Any]) -> tuple[Path, Path]:
-    """Write the rows (those of a file, or `needed` drawn ones) and a model for them; return both paths."""
+def prepare(folder: Path, rows: list[dict[str, Any]], shape: dict[str, Any]) -> tuple[Path, Path]:
+    """Write rows and a model for them; return both paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = read_rows(rows) if rows is not None else draw_rows(needed)
-    tokenizer = train_tokenizer(found, shape["vocab_size"])
-    return write_rows(folder / "rows.jsonl", found), write_model(folder / "model", shape, tokenizer)
+    tokenizer = train_tokenizer(rows, shape["vocab_size"])
+    return write_rows(folder / "rows.jsonl", rows), write_model(folder / "model", shape, tokenizer)

@@ -10,7 +10,6 @@ process's own seconds. The table is printed last.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -73,7 +72,7 @@ def run(folder: Path, rows: Path, more: list[str]) -> dict[str, Any]:
         "--train_batch_size", f"{BATCH}", "--max_len", "64", "--zero_stage", "0", "--use_tensorboard", "none",
         "--data_cache_dir", f"{folder}/cache", "--eval_steps", "0", "--disable_ds_ckpt", *more,
     ]  # fmt: skip
-    settings = {"flags": flags, "steps": 0, "threads": 1, "clock": "processor", "result": f"{place}/result.json"}
+    settings = {"flags": flags, "threads": 1, "clock": "processor", "result": f"{place}/result.json"}
     (place / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -88,11 +87,11 @@ def run(folder: Path, rows: Path, more: list[str]) -> dict[str, Any]:
 
 def describe(name: str, result: dict[str, Any], steps: slice) -> str:
     """Return the table's line of a run, or of some of its steps."""
-    seconds = result["seconds"][steps]
+    seconds = np.diff([result["began"], *result["ended"]])[steps]
     slow = float(np.percentile(seconds, 90))
     return (
-        f"| {name} | {result['processor_seconds']:.1f} | {result['peak_gib'][steps][-1]:.3f} | "
-        f"{statistics.median(seconds) * 1000:.1f} | {slow * 1000:.1f} |"
+        f"| {name} | {result['began']:.1f} | {result['peak_gib'][steps][-1]:.3f} | "
+        f"{float(np.median(seconds)) * 1000:.1f} | {slow * 1000:.1f} |"
     )
 
 

@@ -7,42 +7,25 @@ have 20%, 50% and 80% of the tokens, alone or as pairs of two answers to each pr
 
 import argparse
 import statistics
+import tempfile
 import time
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 
-from benchmarks.material import SMALL
+from benchmarks.material import SMALL, draw_shares, read_tokens
 from openkto.batches.loader import KTODataLoader, RankBatch
+from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.models import Actor
 from openkto.trainer.forwards import forward_all, strip_prefix
 from openkto.trainer.planning import plan_for
-from tests.tiny import TokenRowList
 
-SHARES = (0.2, 0.5, 0.8)
-
-
-def draw(count: int, tokens: int, share: float, answers: int) -> TokenRowList:
-    """Return rows of about `tokens` tokens, half to one and a half of that, of which prompts have this share."""
-    random = np.random.default_rng(0)
-    items: list[dict[str, Any]] = []
-    for row in range(count):
-        if row % answers == 0:
-            prompt = random.integers(3, SMALL["vocab_size"], int(share * tokens * random.uniform(0.5, 1.5))).tolist()
-        completion = random.integers(3, SMALL["vocab_size"], int((1 - share) * tokens * random.uniform(0.5, 1.5)))
-        items.append(
-            {
-                "row": row, "prompt_ids": prompt, "completion_ids": completion.tolist(),
-                "completion_mask": [True] * len(completion), "label": row % 2 == 0, "weight": 1.0,
-            }
-        )  # fmt: skip
-    return TokenRowList(items, np.arange(count) // answers, max_len=4 * tokens)
+SHARES = (20, 50, 80)  # percent
 
 
-def make_batch(rows: TokenRowList, actor: Actor, *, shares: bool, max_tokens: int) -> RankBatch:
+def make_batch(rows: UnpairedPreferenceDataset, actor: Actor, *, shares: bool, max_tokens: int) -> RankBatch:
     """Return all rows as one batch that trains."""
     loader = KTODataLoader(rows, len(rows), max_tokens_per_micro_batch=max_tokens)
     plan_for([loader], actor)
@@ -74,10 +57,12 @@ def main() -> None:
     with torch.no_grad():
         for answers in (1, 2):
             for share in SHARES:
-                rows = draw(args.rows, args.tokens, share, answers)
-                off, on = (
-                    make_batch(rows, actor, shares=shares, max_tokens=args.max_tokens) for shares in (False, True)
-                )
+                with tempfile.TemporaryDirectory() as folder:
+                    drawn = draw_shares(args.rows, args.tokens, share / 100, answers)
+                    rows = read_tokens(Path(folder), drawn, SMALL["vocab_size"], 4 * args.tokens)
+                    off, on = (
+                        make_batch(rows, actor, shares=shares, max_tokens=args.max_tokens) for shares in (False, True)
+                    )
                 policy = [[strip_prefix(m) for m in batch.mismatched] for batch in (off, on)]
                 kinds = {"the reference's": ([*policy[0], *off.matched], on.shared or [*policy[1], *on.matched])}
                 if answers > 1:
@@ -94,7 +79,7 @@ def main() -> None:
                         assert abs(totals[0] - totals[1]) <= 1e-6 * abs(totals[0]), totals
                     a, b = map(statistics.median, seconds)
                     print(
-                        f"| {share:.0%} | {answers} | {name} | {tokens[1] / tokens[0]:.2f} | {a:.2f} | {b:.2f} | "
+                        f"| {share}% | {answers} | {name} | {tokens[1] / tokens[0]:.2f} | {a:.2f} | {b:.2f} | "
                         f"{a / b:.2f} |",
                         flush=True,
                     )

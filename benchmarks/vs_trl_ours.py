@@ -11,30 +11,32 @@ from typing import Any
 
 import torch
 
-from benchmarks.counting import FlopCount
-from benchmarks.material import CLOCKS
+from benchmarks.clocks import since_start, time_calls
 from benchmarks.watch import StepWatch
 from openkto.commands import train
 from openkto.report.throughput import peak_memory_gib
+from openkto.trainer.reference_cache import ReferenceCache
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Train, and write what was seen beside the settings."""
+    """Train, and write what was seen: seconds since the process was started, and memory."""
+    clock = since_start(settings)
+    imported = clock()
     torch.set_num_threads(settings["threads"])
-    base_gib = peak_memory_gib(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    flops = FlopCount()
-    watch = StepWatch({settings["steps"]: flops}, with_parts=False, clock=CLOCKS[settings["clock"]])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    base_gib = peak_memory_gib(device)
+    reference = time_calls(ReferenceCache, "fill", clock)
+    watch = StepWatch(with_parts=False, clock=clock)
     train.main(settings["flags"])
     result = {
-        "began": watch.began,
-        "seconds": [step["seconds"] for step in watch.steps],
-        "peak_gib": [step["peak_gib"] for step in watch.steps],
+        "imported": imported,
+        "reference": sum(reference),
+        "began": watch.steps[0]["ended"] - watch.steps[0]["seconds"],
+        "ended": [step["ended"] for step in watch.steps],
+        "saved": clock(),
         "base_gib": base_gib,
-        "processor_seconds": watch.processor_seconds,
-        "computed_flops": flops.total,
-        "useful_flops": [step["useful_flops"] for step in watch.steps],
-        "rows": [step["rows"] for step in watch.steps],
-        "tokens": [step["tokens"] for step in watch.steps],
+        "peak_gib": [step["peak_gib"] for step in watch.steps],
+        "torch": torch.__version__,
     }
     Path(settings["result"]).write_text(json.dumps(result), encoding="utf-8")
     sys.stdout.flush()

@@ -6,7 +6,6 @@ python -m benchmarks.vs_trl_theirs settings.json
 import json
 import resource
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,36 +15,27 @@ import transformers
 from datasets import Dataset
 from trl import KTOConfig, KTOTrainer
 
-from benchmarks.counting import FlopCount
-from benchmarks.material import CLOCKS
+from benchmarks.clocks import since_start, time_calls
 
 
 class Watch(transformers.TrainerCallback):
-    """Records the seconds from the end of a step to that of the next, and counts the FLOPs of the last one."""
+    """Records when the first step begins, when each of them ends, and the peak of memory until then."""
 
-    def __init__(self, counted_step: int, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.counted_step = counted_step
-        self.began = self.last = 0.0
-        self.seconds: list[float] = []
+        self.began = 0.0
+        self.ended: list[float] = []
         self.peak_gib: list[float] = []
-        self.flops = FlopCount()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 0:
-            self.began, self.last = time.time(), self.clock()
-        if state.global_step + 1 == self.counted_step:
-            self.flops.__enter__()
+            self.began = self.clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.counted_step:
-            self.flops.__exit__()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        now = self.clock()
-        self.seconds.append(now - self.last)
+        self.ended.append(self.clock())
         self.peak_gib.append(peak_gib())
-        self.last = now
 
 
 def peak_gib() -> float:
@@ -55,15 +45,19 @@ def peak_gib() -> float:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Train, and write what was seen beside the settings."""
+    """Train, and write what was seen: seconds since the process was started, and memory."""
+    clock = since_start(settings)
+    imported = clock()
     torch.set_num_threads(settings["threads"])
     base_gib = peak_gib()
+    reference = time_calls(KTOTrainer, "_precompute_ref_logps", clock)
     # As the documentation's first example has it, but for the precision, the batch and what a comparison needs: no
     # evaluation, no checkpoints, no trackers.
     config = KTOConfig(
         output_dir=settings["folder"],
         max_length=settings["max_len"],
-        max_steps=settings["steps"],
+        num_train_epochs=settings["epochs"],
+        max_steps=settings["max_steps"],
         per_device_train_batch_size=settings["per_device"],
         gradient_accumulation_steps=settings["batch"] // settings["per_device"],
         bf16=settings["dtype"] == "bf16",
@@ -76,7 +70,7 @@ def main(settings: dict[str, Any]) -> None:
     # float32 weights, as TRL loads them by itself; with bf16 it computes under autocast.
     model = transformers.AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
     rows = [json.loads(line) for line in Path(settings["rows"]).read_text(encoding="utf-8").splitlines()]
-    watch = Watch(settings["steps"], CLOCKS[settings["clock"]])
+    watch = Watch(clock)
     trainer = KTOTrainer(
         model=model,
         args=config,
@@ -85,13 +79,16 @@ def main(settings: dict[str, Any]) -> None:
         callbacks=[watch],
     )
     trainer.train()
+    trainer.save_model(f"{settings['folder']}/model")
     result = {
+        "imported": imported,
+        "reference": sum(reference),
         "began": watch.began,
-        "seconds": watch.seconds,
-        "peak_gib": watch.peak_gib,
+        "ended": watch.ended,
+        "saved": clock(),
         "base_gib": base_gib,
-        "computed_flops": watch.flops.total,
-        "versions": f"trl {settings['version']}, transformers {transformers.__version__}, torch {torch.__version__}",
+        "peak_gib": watch.peak_gib,
+        "torch": torch.__version__,
     }
     Path(settings["result"]).write_text(json.dumps(result), encoding="utf-8")
 

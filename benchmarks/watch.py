@@ -26,7 +26,7 @@ PARTS = (
 
 
 class StepWatch:
-    """Records of each step its seconds, the seconds of its parts, its useful work and its tokens.
+    """Records of each step its seconds and when it ended, the seconds of its parts, its useful work and its tokens.
 
     A part inside another counts once, as the inner one. A step is timed from the report of the one before to its own;
     the first, from the end of the start-up.
@@ -50,8 +50,6 @@ class StepWatch:
         self.between = between
         self.around = around or {}
         self.steps: list[dict[str, Any]] = []
-        self.began = 0.0  # when the first step did, in seconds since the epoch
-        self.processor_seconds = 0.0  # of the process until then
         self.batch_seconds: list[float] = []  # the processor's, for planning and laying out each global batch
         self._last = 0.0
         self._parts: Counter[str] = Counter()
@@ -102,13 +100,12 @@ class StepWatch:
 
         def begin(stop: StopRequest, *values: Any, **named: Any) -> None:
             begin_training(stop, *values, **named)
-            self.began, self._last = time.time(), self.clock()
-            self.processor_seconds = time.process_time()
+            self._last = self.clock()
             self._parts.clear()
 
-        def step(reporter: Reporter, batch: Any, report: Any, seconds: float, *, is_last: bool) -> None:
+        def step(reporter: Reporter, batch: Any, report: Any, *values: Any, **named: Any) -> None:
             inside.close()
-            end_step(reporter, batch, report, seconds, is_last=is_last)
+            end_step(reporter, batch, report, *values, **named)
             self._end(reporter.work.of(batch), report)
             following = len(self.steps) + 1
             if following in self.around:
@@ -124,6 +121,7 @@ class StepWatch:
         self.steps.append(
             {
                 "seconds": seconds,
+                "ended": now,
                 "parts": dict(self._parts) | {"the rest": seconds - sum(self._parts.values())},
                 "useful_flops": useful_flops,
                 "rows": report.counts.rows,

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.speed settings.json
 
-The model is made on the device, not loaded, and so is the reference, whose log-probabilities are cached before
-training; a LoRA run takes its adapter off instead.
+The model is made on the device, not loaded, and so is the reference, whose log-probabilities are cached before training
+(`ref_mode` cached) or computed in each step (model); a LoRA run takes its adapter off instead (adapter). What the steps
+showed is written even where a later one fails.
 """
 
 import json
@@ -23,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.limit import matrix_rates
 from benchmarks.watch import StepWatch
-from openkto.batches.loader import KTODataLoader
+from openkto.batches.loader import WITHOUT_GRADIENT, KTODataLoader
 from openkto.config import LoraConfig
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.distributed.strategy import DeepspeedStrategy
@@ -31,6 +32,7 @@ from openkto.models import Actor, load_tokenizer
 from openkto.process.stops import StopRequest
 from openkto.report.throughput import device_peak_flops
 from openkto.trainer import FitArgs, KTOTrainer
+from openkto.trainer.planning import plan_for
 from openkto.trainer.reference_cache import ReferenceCache
 from openkto.trainer.schedule import create_scheduler
 
@@ -53,19 +55,19 @@ def main(settings: dict[str, Any]) -> None:
     watch = StepWatch({steps + 1: profiled(summary, on_gpu)} if settings["profile"] else {}, with_parts=False)
     args = FitArgs(save_path=f"{settings['folder']}/out", max_steps=steps + 1, eval_steps=0, save_steps=0,
                    use_tensorboard="none")  # fmt: skip
-    trainer.fit(args)
-    shape, dtype = settings["shape"], torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
-    rates = matrix_rates(shape, dtype, strategy.device.type)
-    seen = watch.steps[1:-1]
-    result = {
-        "steps": seen,
-        "began": watch.began,
-        "peak_flops": device_peak_flops(strategy.device),
-        "matrix_rates": rates,
-        "profile": summary,
-        "attention": trainer.model.module.language_model.config._attn_implementation,
-    }
-    Path(settings["result"]).write_text(json.dumps(result), encoding="utf-8")
+    dtype = torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
+    rates = matrix_rates(settings["shape"], dtype, strategy.device.type)
+    try:
+        trainer.fit(args)
+    finally:
+        result = {
+            "steps": watch.steps[1:steps],  # one to warm up before, one that is profiled behind
+            "peak_flops": device_peak_flops(strategy.device),
+            "matrix_rates": rates,
+            "profile": summary,
+            "attention": trainer.model.module.language_model.config._attn_implementation,
+        }
+        Path(settings["result"]).write_text(json.dumps(result), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)
 
@@ -83,7 +85,8 @@ def make_actor(settings: dict[str, Any], strategy: DeepspeedStrategy, lora: int)
     if settings["write_model"] and not lora:
         model.save_pretrained(settings["write_model"])
     return Actor(
-        model, gradient_checkpointing=settings["gradient_checkpointing"], lora=LoraConfig(lora_rank=lora),
+        model, gradient_checkpointing=settings["gradient_checkpointing"], share_prompts=settings["share_prompts"],
+        lora=LoraConfig(lora_rank=lora),
     )  # fmt: skip
 
 
@@ -97,24 +100,29 @@ def make_trainer(settings: dict[str, Any]) -> tuple[KTOTrainer, DeepspeedStrateg
     )
     loader = KTODataLoader(
         rows, settings["batch"], max_tokens_per_micro_batch=settings["micro_tokens"], packed=True,
-        pin_memory=strategy.device.type == "cuda",
+        larger_without_gradient=WITHOUT_GRADIENT[strategy.device.type], pin_memory=strategy.device.type == "cuda",
     )  # fmt: skip
     total = settings["steps"] + 2
-    reference = None
-    if not settings["lora"]:
+    reference: Any = None
+    beside = None
+    if settings["ref_mode"] == "cached":
         cache = ReferenceCache(Path(settings["folder"]) / "reference", {}, strategy, [loader], total)
         cache.look_up()
-        with strategy.passing_model(make_actor(settings | {"write_model": ""}, strategy, 0)) as frozen:
+        passing = make_actor(settings | {"write_model": ""}, strategy, 0)
+        with strategy.passing_model(passing) as frozen:
+            plan_for([loader], passing)
             cache.fill(frozen, lambda: None, StopRequest())
         reference = cache.reference()
+    elif settings["ref_mode"] == "model":
+        beside = make_actor(settings | {"write_model": ""}, strategy, 0)
     actor = make_actor(settings, strategy, settings["lora"])
     optimizer = strategy.create_optimizer(actor, lr=1e-6)
     scheduler = create_scheduler(optimizer, "constant", total_steps=total, warmup_ratio=0.0)
-    (engine, optimizer, scheduler), _ = strategy.prepare((actor, optimizer, scheduler))
+    (engine, optimizer, scheduler), frozen = strategy.prepare((actor, optimizer, scheduler), beside)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     trainer = KTOTrainer(
-        model=engine, ref_model=reference, tokenizer=tokenizer, strategy=strategy, optim=optimizer,
+        model=engine, ref_model=reference or frozen, tokenizer=tokenizer, strategy=strategy, optim=optimizer,
         train_dataloader=loader, scheduler=scheduler, max_epochs=1000, disable_ds_ckpt=True,
     )  # fmt: skip
     return trainer, strategy
