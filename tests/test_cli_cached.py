@@ -205,8 +205,8 @@ def test_auto_fills_the_cache_where_that_runs_no_more_tokens(place):
 
 
 def test_auto_keeps_a_model_where_a_cache_would_cost_more_or_cannot_be_written(place):
-    # A run that may end after two steps, and would have cached six.
-    early = ["--eval_steps", "1", "--keep_best", "loss", "--early_stop_patience", "1", "--max_epochs", "2"]
+    # A run that may end after two steps, and would have cached the pairs of eight epochs.
+    early = ["--eval_steps", "1", "--keep_best", "loss", "--early_stop_patience", "1", "--max_epochs", "8"]
     said = told(flags(place, *PLAIN, *early), 1, place)
     assert "reference: in the loop, for " in said
     assert f"the reference is {place}/model\n" in said
