@@ -41,13 +41,13 @@ def start(tmp_path, monkeypatch):
 
 
 def test_a_rank_that_was_stopped_ends_the_run_with_a_status_that_requeues(start):
-    one = start("--stall_minutes", "0.02", "--stall_end_minutes", "0.03")
+    one = start("--stall_minutes", "0.02", "--stall_end_minutes", "0.08")
     os.kill(one.ranks[1].pid, signal.SIGSTOP)
     one.ranks[0].join(SECONDS)
     assert one.ranks[0].exitcode == 75
     said = one.logs[0].read_text()
     assert "rank 0: no progress for 0.02 min in: " in said
-    assert said.splitlines()[-1].startswith("rank 0: stopped: no progress for 0.05 min in: ")
+    assert said.splitlines()[-1].startswith("rank 0: stopped: no progress for 0.10 min in: ")
     # Where the other goes on it is not its own stall that ends it, but that the first is gone.
     os.kill(one.ranks[1].pid, signal.SIGCONT)
     one.ranks[1].join(SECONDS)
