@@ -54,9 +54,7 @@ def counted(argv):
     return counts
 
 
-@pytest.mark.parametrize(
-    "zero_stage", ["0", pytest.param("1", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.slow), "3"]
-)
+@pytest.mark.parametrize("zero_stage", [*(pytest.param(n, marks=pytest.mark.slow) for n in "012"), "3"])
 def test_three_epochs_on_two_ranks_resumed_on_one_have_the_numbers_of_a_model(place, zero_stage):
     common = ["--max_epochs", "3", "--zero_stage", zero_stage, "--eval_at_start", "--micro_train_batch_size", "3"]
     run_ranks(train.main, 1, place, flags(place, *common, "--ref_mode", "model", "--save_path", f"{place}/model_run"))

@@ -73,7 +73,10 @@ def test_the_written_run_file_starts_the_same_run_again(place):
     assert [numbers(line) for line in lines(place / "again", "train")] == first
 
 
-@pytest.mark.parametrize("reference", [[], ["--ref_mode", "model"], ["--ref_pretrain", "{place}/model"]])
+@pytest.mark.parametrize(
+    "reference",
+    [[], pytest.param(["--ref_mode", "model"], marks=pytest.mark.slow), ["--ref_pretrain", "{place}/model"]],
+)
 @pytest.mark.parametrize("zero_stage", [pytest.param("2", marks=pytest.mark.slow), "3"])
 def test_evaluate_takes_an_adapter_and_its_base_is_the_reference(place, reference, zero_stage):
     run_ranks(train.main, 1, place, flags(place, *LORA))

@@ -25,7 +25,7 @@ def alone(place):
     ("world_size", "more"),
     [
         (2, [*TENSOR, "--zero_stage", "3"]),
-        (2, SEQUENCE),
+        pytest.param(2, SEQUENCE, marks=pytest.mark.slow),
         pytest.param(4, [*SEQUENCE, "--zero_stage", "3"], marks=pytest.mark.slow),
         (2, ["--zpg", "2", "--zero_stage", "3", "--ref_mode", "model"]),
     ],

@@ -245,7 +245,7 @@ def fp16_run(folder, zero_stage, factor, steps):
     return "", True
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_a_float16_overflow_skips_the_update_and_the_schedule_waits(zero_stage, tmp_path):
     # Times 1000 the gradients overflow at the first scales and fit at lower ones.
     assert run_ranks(fp16_run, 2, tmp_path, tmp_path, zero_stage, 1000.0, 24)[0] == ("", True)
@@ -276,7 +276,7 @@ def test_float16_without_a_zero_stage_is_refused():
         DeepspeedStrategy(param_dtype="fp16", zero_stage=0)
 
 
-@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize("zero_stage", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_float16_stops_at_the_smallest_loss_scale(zero_stage, tmp_path):
     message, is_finite = run_ranks(fp16_run, 2, tmp_path, tmp_path, zero_stage, 1e12, 80)[0]
     assert "fp16 overflows at the smallest loss scale, 1.0. Use --param_dtype bf16 or fp32." in message

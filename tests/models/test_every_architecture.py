@@ -128,7 +128,8 @@ def test_every_type_is_right_or_refused_in_a_sentence(kind, packing):
         pytest.skip(f"refused: {error}")
 
 
-@pytest.mark.parametrize("kind", ["hunyuan_v1_moe", "glm4_moe", "kimi_linear"])
+# The last one's linear attention takes a minute on a CPU.
+@pytest.mark.parametrize("kind", ["hunyuan_v1_moe", "glm4_moe", pytest.param("kimi_linear", marks=pytest.mark.slow)])
 def test_experts_under_other_names_have_a_balancing_loss(kind):
     assert has_experts(tiny_config(kind))
     actor = Actor(tiny_model(kind).float())

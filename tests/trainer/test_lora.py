@@ -46,14 +46,20 @@ def test_an_adapter_trains_as_the_definition_says_in_float64(one_rank):
     assert len(weights) == 2 * 7 * 2  # A and B of seven linear layers in two blocks
 
 
-@pytest.mark.parametrize("zero_stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
-@pytest.mark.parametrize(("world_size", "mode"), [(1, "adapter"), (2, "adapter"), (2, "model")])
+@pytest.mark.parametrize(
+    ("world_size", "mode", "zero_stage"),
+    [
+        *(pytest.param(1, "adapter", n, marks=pytest.mark.slow) for n in range(4)),
+        *((2, mode, n) for mode in ("adapter", "model") for n in (2, 3)),
+        *(pytest.param(2, mode, n, marks=pytest.mark.slow) for mode in ("adapter", "model") for n in (0, 1)),
+    ],
+)
 def test_both_reference_modes_give_the_same_numbers_everywhere(one_rank, zero_stage, world_size, mode, tmp_path):
     more = {"zero_stage": zero_stage, "ref_mode": mode}
     assert_same(one_rank[:2], run_ranks(train, world_size, tmp_path, tmp_path / "a", more)[0])
 
 
-@pytest.mark.parametrize("zero_stage", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
+@pytest.mark.parametrize("zero_stage", [*(pytest.param(n, marks=pytest.mark.slow) for n in range(3)), 3])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(one_rank, zero_stage, use_reentrant, tmp_path):
     more = {"zero_stage": zero_stage, "gradient_checkpointing": True, "use_reentrant": use_reentrant}
@@ -66,7 +72,9 @@ def test_gradient_checkpointing_changes_no_gradient(one_rank, zero_stage, use_re
 
 
 @pytest.mark.parametrize("mode", ["model", "adapter"])
-@pytest.mark.parametrize(("zero_stage", "dtype"), [(0, "fp32"), (3, "fp32"), (0, "bf16"), (2, "bf16")])
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"), [pytest.param(0, "fp32", marks=pytest.mark.slow), (3, "fp32"), (0, "bf16"), (2, "bf16")]
+)
 def test_rewards_are_exactly_zero_before_the_first_update(mode, zero_stage, dtype, tmp_path):
     # In float32 another layout of the reference's rows would give other round-off; in bf16 `auto` leaves them theirs.
     share = "off" if dtype == "fp32" else "auto"
@@ -136,7 +144,7 @@ def test_dropout_is_in_the_forwards_that_train_and_nowhere_else(started, dropout
     [
         {"use_dora": True},
         {"use_rslora": True, "target_modules": ["q_proj", "mlp.up_proj", "embed_tokens"]},
-        {"lora_modules_to_save": ["lm_head"]},
+        pytest.param({"lora_modules_to_save": ["lm_head"]}, marks=pytest.mark.slow),
     ],
     ids=["dora", "rslora-embedding", "whole-head"],
 )

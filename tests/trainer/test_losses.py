@@ -71,7 +71,7 @@ def test_one_rank_equals_the_definition_in_float64(one_rank):
     ("world_size", "zero_stage", "micro"),
     [
         pytest.param(1, 0, 1, marks=pytest.mark.slow),
-        (2, 0, 2),
+        pytest.param(2, 0, 2, marks=pytest.mark.slow),
         pytest.param(3, 1, 1, marks=pytest.mark.slow),
         (2, 2, 1),
         (3, 3, 1),

@@ -70,8 +70,12 @@ def assert_is_definition(folder, got, model, reference=None, max_norm=1.0):
     assert [line["num_tokens"] for line in got[0]] == list(accumulate(tokens))
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @WAYS
-@pytest.mark.parametrize("zero_stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, slow(1), slow(2), 3])
 def test_two_ranks_train_as_the_definition_says(way, zero_stage, tmp_path):
     # The gradient is clipped to a hundredth, and Adam would hide a wrong scale of it.
     got = run_ranks(train, 2, tmp_path, tmp_path / "a", way | {"zero_stage": zero_stage, "max_norm": 0.01})[0]
@@ -79,7 +83,7 @@ def test_two_ranks_train_as_the_definition_says(way, zero_stage, tmp_path):
     assert min(line["grad_norm"] for line in got[0]) > 0.01
 
 
-@pytest.mark.parametrize(("way", "zero_stage"), [(SPLIT, 0), (SPLIT, 3), (SHARED, 1), (SHARED, 3)])
+@pytest.mark.parametrize(("way", "zero_stage"), [slow(SPLIT, 0), (SPLIT, 3), (SHARED, 1), slow(SHARED, 3)])
 def test_so_do_two_times_two(way, zero_stage, tmp_path):
     more = way | {"zero_stage": zero_stage, "max_norm": 0.01, "micro": 1}
     got = run_ranks(train, 4, tmp_path, tmp_path / "a", more)[0]
@@ -89,11 +93,11 @@ def test_so_do_two_times_two(way, zero_stage, tmp_path):
 @pytest.mark.parametrize(
     ("way", "kind", "changes", "zero_stage"),
     [
-        (SPLIT, "Qwen2", {}, 1),  # biases of what is cut by columns
+        slow(SPLIT, "Qwen2", {}, 1),  # biases of what is cut by columns
         (SPLIT, "Qwen3", {"tie_word_embeddings": True}, 2),  # norms of single heads, whose gradients are of a part
-        (SPLIT, "Gemma3", {"sliding_window": 4}, 3),  # tied, scaled embeddings, norms behind the sums
+        slow(SPLIT, "Gemma3", {"sliding_window": 4}, 3),  # tied, scaled embeddings, norms behind the sums
         (SPLIT, "Llama", {"attention_bias": True, "mlp_bias": True}, 3),  # biases of what is cut by rows
-        (SHARED, "Qwen3", {"tie_word_embeddings": True}, 2),
+        slow(SHARED, "Qwen3", {"tie_word_embeddings": True}, 2),
         (SHARED, "Gemma3", {"sliding_window": 4}, 3),  # windows over the border of two slices
         # One head for two ranks. With 48 inner units one gradient is so near 0 that Adam makes its round-off a step.
         (SHARED, "Llama", {"num_key_value_heads": 1, "intermediate_size": 64}, 1),
@@ -106,7 +110,9 @@ def test_architectures(way, kind, changes, zero_stage, tmp_path):
 
 
 @WAYS
-@pytest.mark.parametrize(("zero_stage", "ref_mode"), [(0, "model"), (1, "adapter"), (2, "adapter"), (3, "model")])
+@pytest.mark.parametrize(
+    ("zero_stage", "ref_mode"), [slow(0, "model"), slow(1, "adapter"), (2, "adapter"), (3, "model")]
+)
 def test_an_adapter_trains_as_the_definition_says(way, zero_stage, ref_mode, tmp_path):
     more = way | {"zero_stage": zero_stage, "lora": LORA, "ref_mode": ref_mode}
     got = run_ranks(train, 2, tmp_path, tmp_path / "a", more)[0]
@@ -134,28 +140,24 @@ OFFLOADED = {"zero": ZeroOptions(adam_offload=True, param_offload=True, ref_offl
 FOLLOWING = {"ref_sync_steps": 1, "ref_sync_alpha": 0.5}
 
 
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     ("way", "more"),
     [
-        (SPLIT, REENTRANT | {"zero_stage": 3}),
+        slow(SPLIT, REENTRANT | {"zero_stage": 3}),
         slow(SPLIT, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
         (SPLIT, OFFLOADED),
         slow(SPLIT, FOLLOWING | {"zero_stage": 0}),
-        (SPLIT, FOLLOWING | {"zero_stage": 3}),
+        slow(SPLIT, FOLLOWING | {"zero_stage": 3}),
         (SPLIT, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
         (SPLIT, {"lora": LoraConfig(lora_rank=4, lora_modules_to_save=["lm_head"]), "ref_mode": "adapter"}),
         slow(SHARED, REENTRANT | {"zero_stage": 3}),
         (SHARED, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
-        (SHARED, OFFLOADED),
+        slow(SHARED, OFFLOADED),
         (SHARED, FOLLOWING | {"zero_stage": 3}),
         (SHARED, {"gradient_checkpointing": "selective", "zero_stage": 3}),
         slow(SHARED, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
-        (SHARED, {"loss_type": "bco", "sft_loss_coef": 0.5}),
-        (SHARED, {"lora": LoraConfig(lora_rank=4, use_dora=True), "ref_mode": "adapter", "zero_stage": 2}),
+        slow(SHARED, {"loss_type": "bco", "sft_loss_coef": 0.5}),
+        slow(SHARED, {"lora": LoraConfig(lora_rank=4, use_dora=True), "ref_mode": "adapter", "zero_stage": 2}),
         # The balancing loss is of whole micro-batches, and would be another of their halves.
         slow(SHARED, MIXTRAL | {"zero_stage": 2, "micro": 1}),
         (SHARED, MIXTRAL | {"zero_stage": 3, "micro": 1}),
@@ -182,9 +184,7 @@ def run(tmp_path, folder, *starts):
     return weights
 
 
-@pytest.mark.parametrize(
-    ("way", "zero_stage"), [(SPLIT, 0), pytest.param(SPLIT, 2, marks=pytest.mark.slow), (SPLIT, 3), (SHARED, 2)]
-)
+@pytest.mark.parametrize(("way", "zero_stage"), [slow(SPLIT, 0), slow(SPLIT, 2), (SPLIT, 3), (SHARED, 2)])
 def test_a_resumed_run_is_bit_equal(way, zero_stage, tmp_path):
     whole = run(tmp_path, "whole", (2, zero_stage, None, way))
     cut = run(tmp_path, "cut", (2, zero_stage, 2, way), (2, zero_stage, None, way))

@@ -216,8 +216,6 @@ def test_a_time_limit_makes_one_step_saves_and_stops(tmp_path):
 
 # ---- killed in a save -----------------------------------------------------------------------------------------------
 
-POINTS = ["a file", "the manifest", "the place", "latest", "the deletion"]
-
 
 def killed_in_save(folder, point, rank):
     """Die at a point of the second save."""
@@ -261,7 +259,15 @@ def whole_run(tmp_path_factory):
     return train_in_starts(folder, "whole", (2, 1, None)), folder / "whole"
 
 
-@pytest.mark.parametrize(("point", "rank"), [*((point, 0) for point in POINTS), ("a file", 1)])
+@pytest.mark.parametrize(
+    ("point", "rank"),
+    [
+        ("a file", 0),
+        ("latest", 0),
+        ("a file", 1),
+        *(pytest.param(point, 0, marks=pytest.mark.slow) for point in ("the manifest", "the place", "the deletion")),
+    ],
+)
 def test_a_kill_in_the_middle_of_a_save_loses_nothing_but_the_steps_since_the_last(tmp_path, whole_run, point, rank):
     with pytest.raises(AssertionError, match="a rank failed"):
         run_ranks(killed_in_save, 2, tmp_path, tmp_path / "cut", point, rank)
@@ -612,7 +618,7 @@ def start_frozen(folder, zero_stage, stop):
     return start(folder, zero_stage, {"stop_after_steps": stop}, {"model": half_frozen})
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(0, marks=pytest.mark.slow), 1, 3])
 def test_frozen_weights_are_left_out_and_come_from_the_model(tmp_path, zero_stage):
     whole = run_ranks(start_frozen, 2, tmp_path, tmp_path / "whole", zero_stage, None)[0]
     run_ranks(start_frozen, 2, tmp_path, tmp_path / "cut", zero_stage, 3)
@@ -641,7 +647,8 @@ def start_lora(folder, zero_stage, stop, checkpointing):
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "checkpointing"), [(0, False), pytest.param(1, False, marks=pytest.mark.slow), (2, True), (3, False)]
+    ("zero_stage", "checkpointing"),
+    [*(pytest.param(n, False, marks=pytest.mark.slow) for n in (0, 1, 3)), (2, True)],
 )
 def test_dropout_in_an_adapter_draws_what_it_would_have_drawn(tmp_path, zero_stage, checkpointing):
     whole = run_ranks(start_lora, 2, tmp_path, tmp_path / "whole", zero_stage, None, checkpointing)[0]

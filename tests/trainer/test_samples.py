@@ -60,7 +60,13 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("zero_stage", "more"), WAYS.values(), ids=WAYS.keys())
+QUICK = ("zero_2_lora_with_dropout", "zero_3_layer_at_a_time")
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "more"),
+    [pytest.param(*way, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, way in WAYS.items()],
+)
 def test_a_run_with_samples_has_the_very_weights_of_one_without(tmp_path, zero_stage, more):
     ranks = run_ranks(both_ways, 2, tmp_path, tmp_path, zero_stage, more)
     (weights, _), (plain_weights, _) = ranks[0]

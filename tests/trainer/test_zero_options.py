@@ -43,10 +43,10 @@ def train_with(labels, folder, zero_stage, zero):
         (4, 3, HPZ),
         pytest.param(2, 1, ZeroOptions(adam_offload=True), marks=pytest.mark.slow),
         (2, 2, ZeroOptions(adam_offload=True)),
-        (2, 3, ZeroOptions(adam_offload=True)),
-        (2, 3, ZeroOptions(param_offload=True)),
+        pytest.param(2, 3, ZeroOptions(adam_offload=True), marks=pytest.mark.slow),
+        pytest.param(2, 3, ZeroOptions(param_offload=True), marks=pytest.mark.slow),
         (2, 3, ZeroOptions(adam_offload=True, param_offload=True, ref_offload=True, zpg=2)),
-        (2, 2, ZeroOptions(overlap_comm=True, reduce_bucket_size=100)),
+        pytest.param(2, 2, ZeroOptions(overlap_comm=True, reduce_bucket_size=100), marks=pytest.mark.slow),
         (2, 3, ZeroOptions(overlap_comm=True, reduce_bucket_size=100, allgather_bucket_size=100)),
     ],
     ids=shown,
@@ -118,8 +118,7 @@ def trained(tmp_path, folder, *starts):
 @pytest.mark.parametrize(
     ("zero_stage", "zero"),
     [
-        pytest.param(1, ZeroOptions(adam_offload=True), marks=pytest.mark.slow),
-        (2, ZeroOptions(adam_offload=True)),
+        *(pytest.param(n, ZeroOptions(adam_offload=True), marks=pytest.mark.slow) for n in (1, 2)),
         (3, ZeroOptions(adam_offload=True, param_offload=True, zpg=2)),
     ],
     ids=shown,
