@@ -106,6 +106,16 @@ def test_a_models_own_code_and_templates_go_with_it(tmp_path):
     assert {"modeling_own.py", "additional_chat_templates/rag.jinja"} <= set(model_files(folder))
 
 
+def test_an_upload_that_fails_says_why_and_what_to_do(hub, tmp_path, capsys):
+    folder, hub.is_full = write_adapter(tmp_path / "out"), True
+    code, text = status(push.main, [str(folder), "support"], capsys)
+    assert code == 1
+    assert (
+        f"error: {USER}/support: the model must be uploaded there; got status 403 (Private repository storage limit "
+        f"reached). Mend that, and run the same command again; {folder} is as it was."
+    ) in text
+
+
 # ---- what is found out before ----------------------------------------------------------------------------------------
 
 
@@ -128,8 +138,18 @@ def test_what_would_not_work_is_said_before_training(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "--push_to_hub: the Hub must know the key; got status 401 (" in (wrong := said())
     assert "hf_wrong" not in wrong
+    assert wrong.endswith("Set HF_TOKEN to a key that may write, or run `hf auth login`.")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "got HF_HUB_OFFLINE=1, which keeps it from being asked" in said()
+    assert "got HF_HUB_OFFLINE=1, which keeps it from being asked. Unset it, or leave the upload for later" in said()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert (unreachable := said()).startswith("--push_to_hub: the Hub must know the key; got ConnectError (")
+        assert unreachable.endswith(
+            "Check the network and try again, or leave the upload for later: `openkto push` does it."
+        )
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
     cure = "Set HF_TOKEN to a key that may write, or run `hf auth login`."

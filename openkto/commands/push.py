@@ -38,7 +38,10 @@ def main(argv: list[str]) -> None:
         raise ConfigError(f"{folder}: must hold a whole model; got one of which {problem}. Save it again.")
     name = check_repository(options.name, "NAME", is_public=options.public)
     make_repository(name, "NAME", is_public=options.public)
-    upload_folder(folder, name)
+    try:
+        upload_folder(folder, name)
+    except OpenKTOError as error:
+        raise OpenKTOError(f"{error} Mend that, and run the same command again; {folder} is as it was.") from error
 
 
 def parser() -> PlainParser:

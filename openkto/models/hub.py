@@ -14,6 +14,8 @@ from openkto.models.model_files import EXPORTED, exported_files
 from openkto.models.source_files import TOKENIZER_FILES
 
 KEY_CURE = "Set HF_TOKEN to a key that may write, or run `hf auth login`."
+NETWORK_CURE = "Check the network and try again, or leave the upload for later: `openkto push` does it."
+ABOUT_THE_KEY = (401, 403)  # of HTTP
 
 
 def check_repository(name: str, place: str, *, is_public: bool) -> str:
@@ -31,7 +33,7 @@ def check_repository(name: str, place: str, *, is_public: bool) -> str:
     try:
         known = HfApi().whoami()
     except Exception as error:  # as many kinds as there are layers below
-        raise ConfigError(f"{place}: the Hub must know the key; got {reason_of(error)}. {KEY_CURE}") from error
+        raise ConfigError(f"{place}: the Hub must know the key; got {reason_of(error)}. {_cure(error)}") from error
     user = known["name"]
     owner, _, own_name = name.rpartition("/")
     owners = [user, *(organisation["name"] for organisation in known.get("orgs", []))]
@@ -48,7 +50,7 @@ def check_repository(name: str, place: str, *, is_public: bool) -> str:
     except RepositoryNotFoundError:
         return whole
     except Exception as error:
-        raise ConfigError(f"{place}: {whole} must answer; got {reason_of(error)}. Try again later.") from error
+        raise ConfigError(f"{place}: {whole} must answer; got {reason_of(error)}. {_cure(error)}") from error
     if is_seen and not is_public:
         raise ConfigError(
             f"{place}: must be private, or be given as public; got {whole}, which is there and everyone sees. Make it "
@@ -66,7 +68,7 @@ def make_repository(name: str, place: str, *, is_public: bool) -> None:
     try:
         HfApi().create_repo(name, private=not is_public, exist_ok=True)
     except Exception as error:
-        raise ConfigError(f"{place}: {name} must be made on the Hub; got {reason_of(error)}. {KEY_CURE}") from error
+        raise ConfigError(f"{place}: {name} must be made on the Hub; got {reason_of(error)}. {_cure(error)}") from error
 
 
 def upload(folder: Path, name: str, more: Mapping[str, bytes]) -> str:
@@ -112,6 +114,14 @@ def reason_of(error: Exception) -> str:
         return f"status {status} ({said.strip().splitlines()[0]})"
     first_line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__} ({first_line.rstrip('.')})"
+
+
+def _cure(error: Exception) -> str:
+    """Return what helps: another key only where the Hub has answered that this one is wrong."""
+    if isinstance(error, OfflineModeIsEnabled):
+        return "Unset it, or leave the upload for later: `openkto push` does it."
+    is_key = isinstance(error, HfHubHTTPError) and error.response.status_code in ABOUT_THE_KEY
+    return KEY_CURE if is_key else NETWORK_CURE
 
 
 def _content(file: Path) -> bytes | str:
