@@ -9,6 +9,9 @@ from openkto.config import OutputConfig
 from openkto.report.samples import Line
 from openkto.report.tracker import Values, named, run_name
 
+# Or ClearML notes down models that are saved, flags and the terminal's text by itself.
+CLEARML_RESERVE = dict.fromkeys(("auto_connect_arg_parser", "auto_connect_frameworks", "auto_connect_streams"), False)
+
 
 class OfAccelerate:
     """Hands the numbers to a tracker by accelerate's class for it.
@@ -23,7 +26,7 @@ class OfAccelerate:
         tracking.logger = PlainLogger(logging.getLogger(tracking.__name__), {})
         names, more = arguments_of(name, output)
         self._config = config
-        self._tracker = tracking.LOGGER_TYPE_TO_CLASS[name](*names, **more)
+        self._tracker = tracking.LOGGER_TYPE_TO_CLASS[name](*names, **more, **reserve_of(name, output))
         self._tracker.main_process_only = False  # only the first rank has trackers: no need to ask that state
         self._tracker.start()
 
@@ -58,8 +61,8 @@ def arguments_of(name: str, output: OutputConfig) -> tuple[tuple[str, ...], dict
     """
     folder, project, run = Path(output.save_path), output.wandb_project, run_name(output)
     arguments: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-        "aim": ((run, str(folder / "aim")), {"experiment": project}),
-        "clearml": ((project,), {"task_name": run}),
+        "aim": ((run, str(folder / "aim")), {"experiment": project, "capture_terminal_logs": False}),
+        "clearml": ((project,), {"task_name": run, "reuse_last_task_id": False, **CLEARML_RESERVE}),
         "comet_ml": ((project,), {}),
         "dvclive": ((), {"dir": str(folder / "dvclive"), "resume": True}),
         "mlflow": ((project,), {"run_name": run}),
@@ -67,3 +70,23 @@ def arguments_of(name: str, output: OutputConfig) -> tuple[tuple[str, ...], dict
         "trackio": ((project,), {"name": run}),
     }
     return arguments[name]
+
+
+def reserve_of(name: str, output: OutputConfig) -> dict[str, Any]:
+    """Return what keeps a package from uploading more than it is told: source code, the command line, the terminal.
+
+    Its own classes are needed for it, so this is for a tracker that is used.
+    """
+    if name == "comet_ml":
+        import comet_ml
+
+        wanted = dict.fromkeys(("log_code", "log_git_metadata", "log_git_patch", "parse_args"), False)
+        config = comet_ml.ExperimentConfig(name=run_name(output), auto_output_logging=False, **wanted)
+        return {"experiment_config": config}
+    if name == "swanlab":
+        from swanlab import Settings
+
+        # SwanLab reads the command line from the system, with whatever password stands there.
+        probe, terminal = Settings.Probe(runtime=False, git=False), Settings.Terminal(proxy_type="none")
+        return {"settings": Settings(interactive=False, probe=probe, terminal=terminal)}
+    return {}

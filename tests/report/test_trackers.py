@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from accelerate import tracking
@@ -16,7 +17,7 @@ from openkto.config import OutputConfig
 from openkto.config.flags import parse
 from openkto.config.output import TRACKERS
 from openkto.errors import ConfigError
-from openkto.report.of_accelerate import arguments_of
+from openkto.report.of_accelerate import arguments_of, reserve_of
 from openkto.report.samples import COLUMNS, as_rows
 from openkto.report.trackers import QUEUE_LINES, TensorBoard, Trackers, named
 
@@ -250,6 +251,29 @@ def test_every_tracker_that_may_be_named_is_one_that_accelerate_makes(tmp_path):
     for name in set(known) - {"tensorboard", "wandb"}:
         names, more = arguments_of(name, OutputConfig(save_path=str(tmp_path)))
         assert known[name](*names, **more).name == name
+
+
+def test_packages_that_upload_more_by_themselves_are_told_not_to(monkeypatch):
+    """Source code, the command line (SwanLab reads it from the system), the terminal's text."""
+    output = OutputConfig(wandb_run_name="a run")
+
+    class Settings(SimpleNamespace):
+        Probe = Terminal = SimpleNamespace
+
+    monkeypatch.setitem(sys.modules, "comet_ml", SimpleNamespace(ExperimentConfig=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "swanlab", SimpleNamespace(Settings=Settings))
+    comet, swanlab = (
+        vars(reserve_of("comet_ml", output)["experiment_config"]),
+        reserve_of("swanlab", output)["settings"],
+    )
+    assert comet.pop("name") == "a run"
+    assert {"log_code", "parse_args", "auto_output_logging"} <= comet.keys()
+    assert not any(comet.values())
+    assert (swanlab.probe.runtime, swanlab.terminal.proxy_type, swanlab.interactive) == (False, "none", False)
+    clearml, aim = (arguments_of(name, output)[1] for name in ("clearml", "aim"))
+    assert clearml["auto_connect_arg_parser"] is clearml["auto_connect_streams"] is False
+    assert clearml["auto_connect_frameworks"] is False  # a saved model is no business of a tracker
+    assert aim["capture_terminal_logs"] is False
 
 
 def test_report_to_wandb_is_use_wandb_and_a_missing_package_is_named(tmp_path, monkeypatch):
