@@ -31,6 +31,7 @@ def test_a_converted_checkpoint_is_the_model_that_the_run_saved(place, world_siz
     assert same(weights(place / "out"), weights(place / "converted"))
     for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
         assert (place / "converted" / name).read_text() == (place / "out" / name).read_text()
+    assert (place / "converted/README.md").read_text() == (place / "out/README.md").read_text()
 
 
 def test_a_converted_adapter_is_the_adapter_that_the_run_saved(place):
@@ -39,6 +40,10 @@ def test_a_converted_adapter_is_the_adapter_that_the_run_saved(place):
     assert convert(place, "--load_checkpoint", f"{place}/out/checkpoints/global_step2") == 0
     name = "adapter_model.safetensors"
     assert same(weights(place / "out", name), weights(place / "converted", name))
+    assert 'library_name: "peft"' in (place / "converted/README.md").read_text()
+    # Without the run's records nothing is known to write of it.
+    (place / "out/metrics.jsonl").unlink()
+    assert convert(place, "--overwrite", "--load_checkpoint", f"{place}/out/checkpoints/latest") == 0
 
 
 def test_what_cannot_be_converted_is_one_sentence(place, capsys):

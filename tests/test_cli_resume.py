@@ -283,6 +283,9 @@ def test_copies_are_models_that_transformers_loads(place, command):
     assert names == ["global_step8", "global_step8_hf", "global_step9", "global_step9_hf"]
     assert same(weights(root / "global_step9_hf"), weights(place / "out"))
     transformers.AutoModelForCausalLM.from_pretrained(root / "global_step8_hf")
+    card = (root / "global_step8_hf/README.md").read_text()
+    assert "The weights are those of step 8 of 9." in card
+    assert "| metric | training, step 8 |" in card
     run_ranks(train.main, 1, place, with_path(command, place / "b", "--disable_ds_ckpt", "--save_hf_ckpt"))
     names = sorted(path.name for path in (place / "b/checkpoints").iterdir())
     assert names == ["global_step3_hf", "global_step6_hf", "global_step9_hf"]

@@ -24,12 +24,14 @@ def main(argv: list[str]) -> None:
         OpenKTOError: something that the user can act on.
     """
     config, _ = parse(argv, "convert_checkpoint")
+    from openkto.commands.card import base_model, write_card
     from openkto.commands.folder import check_has_no_model, make_folder
     from openkto.commands.rows import load_tokenizer_of
     from openkto.distributed.checkpoint_folder import find
     from openkto.distributed.gather import gather_weights
     from openkto.distributed.portable import read_masters
     from openkto.models import Actor
+    from openkto.models.adapter import base_of
     from openkto.models.loading import DTYPES
 
     given, settings = Path(str(config.checkpoint.load_checkpoint)), config.model
@@ -40,7 +42,8 @@ def main(argv: list[str]) -> None:
             f"--save_path: must not be the folder of --pretrain; got {config.output.save_path}. Name another folder."
         )
     check_has_no_model(config)
-    run = check_checkpoint(folder)
+    state = check_checkpoint(folder)
+    run = state.get("settings", {})
     dtype = DTYPES[settings.export_dtype or run.get("param_dtype") or "fp32"]
     lora = from_flat({**run, "pretrain": settings.pretrain}).lora if run else LoraConfig()
     actor = Actor(policy_name(settings), dtype=dtype, trust_remote_code=settings.trust_remote_code, lora=lora)
@@ -49,10 +52,25 @@ def main(argv: list[str]) -> None:
     weights = gather_weights(actor.model, dtype, trainable_only=actor.has_adapter)
     actor.export(weights, load_tokenizer_of(config, policy_name(settings)), config.output.save_path, dtype)
     log.info("the %s is in %s", "adapter" if actor.has_adapter else "model", config.output.save_path)
+    of_run = folder_of_run(folder, state)
+    if of_run is not None:
+        base = base_model(base_of(policy_name(settings)))
+        write_card(Path(config.output.save_path), base, of_run=of_run, step=state["run"]["step"])
+
+
+def folder_of_run(checkpoint: Path, state: dict[str, Any]) -> Path | None:
+    """Return where the run that wrote a checkpoint has its records; None where they are not there any more."""
+    from openkto.report.records import METRICS, belongs_to
+
+    if not state:
+        return None
+    places = (checkpoint.resolve().parent.parent, Path(state["settings"].get("save_path", "")))
+    found = (place for place in places if (place / METRICS).is_file() and belongs_to(place, state["run"]["run_id"]))
+    return next(found, None)
 
 
 def check_checkpoint(folder: Path) -> dict[str, Any]:
-    """Return the settings of the run that wrote a checkpoint, or nothing for another program's.
+    """Return what a checkpoint says of the run that wrote it, or nothing for another program's.
 
     Raises:
         CheckpointError: a file is not as it was written.
@@ -65,8 +83,7 @@ def check_checkpoint(folder: Path) -> dict[str, Any]:
         return {}
     try:
         check_files(folder)
-        settings: dict[str, Any] = read_state(folder)["settings"]
-        return settings
+        return read_state(folder)
     except NewerFormatError:
         raise
     except CheckpointError as error:

@@ -45,5 +45,5 @@ def main(argv: list[str]) -> None:
     )
     log.info("the model is in %s", folder)
     if (Path(settings.pretrain) / METRICS).is_file():
-        write_card(Path(folder), base_model(base), of_run=Path(settings.pretrain))
+        write_card(Path(folder), base_model(base), of_run=Path(settings.pretrain), is_merged=True)
     push_saved(config.output)

@@ -62,7 +62,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
         measure_micro_batches,
         model_names,
     )
-    from openkto.commands.card import base_model, write_card
+    from openkto.commands.card import CardsOfCopies, base_model, write_card
     from openkto.commands.check import is_check
     from openkto.commands.data import read_sets, resolve, stops_of_rows
     from openkto.commands.folder import check_replaces_nothing, take_folders
@@ -123,7 +123,9 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     actor, ref_actor = load_models(config, strategy, models, is_cached=cached is not None, trains=True)
     watchdog.phase("preparing the models")
     dtype = DTYPES[config.model.export_dtype or strategy.precision]
-    services = Services(checkpoints, stop, watchdog, samples)
+    base = base_model(base_of(models.policy))
+    cards = [CardsOfCopies(folder, base)] if is_first and config.checkpoint.save_hf_ckpt else []
+    services = Services(checkpoints, stop, watchdog, samples, cards)
     trainer = make_trainer(config, strategy, tokenizer, actor, cached or ref_actor, loaders, dtype, services)
     if actor.has_adapter:
         log.info("the adapter's %d parameters train, of %d", trainer.num_trainable, trainer.num_parameters)
@@ -150,7 +152,7 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     trainer.save_model(config.output.save_path)
     log.info("the model is in %s", config.output.save_path)
     if is_first:
-        write_card(folder, base_model(base_of(models.policy)))
+        write_card(folder, base)
     is_whole = trainer.ending.is_whole(trainer.run)
     if is_whole:
         checkpoints.mark_finished(trainer.run.step, folder, exported_files(folder))

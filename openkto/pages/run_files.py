@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,21 @@ def read_run(folder: Path) -> RunRecord:
         rewards=_rewards(folder / "rewards.jsonl", problems),
         samples=_samples(folder / "samples.jsonl", problems),
         problems=problems,
+    )
+
+
+def run_until(run: RunRecord, step: int) -> RunRecord:
+    """Return the run as it stood at a step, such as that of a checkpoint."""
+    rewards = run.rewards
+    if rewards is not None:
+        is_before = rewards.step <= step
+        rewards = RowRewards(**{name: column[is_before] for name, column in vars(rewards).items()})
+    return replace(
+        run,
+        settings={name: value for name, value in run.settings.items() if name != "load_best_at_end"},
+        train=[line for line in run.train if line["step"] <= step],
+        evaluations={name: [line for line in lines if line["step"] <= step] for name, lines in run.evaluations.items()},
+        rewards=rewards,
     )
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from openkto.errors import ConfigError
-from openkto.pages.run_files import read_run, with_distinct_names
+from openkto.pages.run_files import read_run, run_until, with_distinct_names
 from tests.pages.made_runs import learning_run, start, summary, train_line, write_run
 
 
@@ -18,6 +18,16 @@ def test_the_summary_of_an_early_end_is_none_once_the_run_was_resumed(tmp_path):
     lines = [start(4), train_line(1), train_line(2), summary(2), start(4, step=2), train_line(3)]
     assert read_run(write_run(tmp_path, lines)).summary is None
     assert read_run(write_run(tmp_path, [*lines, train_line(4), summary(4)])).summary == summary(4)
+
+
+def test_the_run_of_a_checkpoint_is_what_it_was_at_its_step(tmp_path):
+    run = run_until(read_run(learning_run(tmp_path, steps=8)), 6)
+    assert [line["step"] for line in run.train] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in run.evaluations["eval"]] == [4]
+    assert run.rewards is not None
+    assert run.rewards.step.max() == 6
+    assert len(run.rewards.reward) == len(run.rewards.margin) == 24
+    assert run.total_steps == 8
 
 
 def test_a_line_that_a_kill_cut_short_is_counted_and_the_others_are_read(tmp_path):
