@@ -12,6 +12,7 @@ from openkto.commands import report
 from openkto.commands.run import run
 from openkto.config import eval_sets, shown_settings, to_yaml
 from openkto.config.flags import parse
+from openkto.data.holdout import read_split
 from openkto.data.problems import shorten
 from openkto.data.remote import local_copies
 from openkto.errors import ConfigError, DataError
@@ -193,7 +194,7 @@ def whole_run(place, address: str) -> list[tuple[int, str]]:
     logging.getLogger().handlers.clear()
     sys.path.insert(0, str(place / "package"))
     flags = ["--pretrain", f"{place}/model", "--dataset", address, "--max_len", "128"]
-    out = ["--save_path", f"{place}/out", "--train_batch_size", "8", "--report_to", "trackio"]
+    out = ["--save_path", f"{place}/out", "--train_batch_size", "8", "--report_to", "trackio", "--eval_fraction", "0.3"]
     return [run_to_status([*flags, *out]), run_to_status([f"{place}/out"], report.main)]
 
 
@@ -214,7 +215,9 @@ def test_a_run_on_an_address_with_a_password_and_a_key_leaves_neither(port, plac
     (done,) = run_ranks(whole_run, 1, place, place, address)
     assert [code for code, _ in done] == [0, 0], done
     said = f"http://***@127.0.0.1:{port}/rows.jsonl?sig=***"
-    for file in ("out/run.yaml", "out/report.html", "package/told.txt"):
+    with pytest.raises(DataError, match="its dataset must be whole addresses; got http://"):
+        read_split(str(place / "out/eval_split.json"))
+    for file in ("out/run.yaml", "out/eval_split.json", "out/report.html", "package/told.txt"):
         assert said in (place / file).read_text(), file
     files = [path for path in place.rglob("*") if path.is_file()]
     assert {"README.md", "state.json", "metrics.jsonl", "rewards.jsonl"} <= {path.name for path in files}

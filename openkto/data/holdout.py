@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from openkto.data.messages import Message
 from openkto.data.problems import data_error
 from openkto.errors import DataError
+from openkto.masking import is_masked, masked_value
 
 SPLIT_FILE = "eval_split.json"
 DIGEST_BYTES = 16
@@ -107,8 +108,8 @@ class SplitFile:
     is_said = True
 
     def to_json(self) -> str:
-        """Return the file's text."""
-        return json.dumps(asdict(self)) + "\n"
+        """Return the file's text, in which an address of the rows has no key."""
+        return json.dumps({name: masked_value(value) for name, value in asdict(self).items()}) + "\n"
 
     def mask(self, name: str, rows: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
         """See `RowChoice`.
@@ -137,9 +138,15 @@ def read_split(path: str) -> SplitFile | None:
     if file.name != SPLIT_FILE or not file.is_file():
         return None
     try:
-        return _checked(SplitFile(**json.loads(file.read_text(encoding="utf-8"))))
+        split = _checked(SplitFile(**json.loads(file.read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError, RecursionError):
         raise _no_split(path) from None
+    lacking = next((entry for entry in split.dataset if is_masked(entry)), None)
+    if lacking is not None:
+        got = f"{lacking}, whose password or key was left out when it was written down"
+        cure = "Write the whole address, or the path of a copy of the rows, into a copy of the file."
+        raise data_error(path, "its dataset must be whole addresses", got, cure)
+    return split
 
 
 def _checked(split: SplitFile) -> SplitFile:
