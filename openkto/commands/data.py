@@ -50,7 +50,7 @@ def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPref
         sets[HELD_OUT] = read_rows(
             data.dataset, data.dataset_split, config, tokenizer, None, _ends(tokenizer), choice=choice
         )
-        warn_of_missing_classes(sets[HELD_OUT])
+        warn_of_missing_classes(sets[HELD_OUT].report)
     for name, path in eval_sets(data).items():
         log.info("evaluation set %s:", name)
         split = read_split(path)
@@ -101,7 +101,7 @@ def check_has_metric(metric: str | None, eval_rows: dict[str, UnpairedPreference
     if metric is None or not eval_rows:
         return
     name, rows = next(iter(eval_rows.items()))
-    for kind in missing_classes(rows):
+    for kind in missing_classes(rows.report):
         if kind in CLASSES_OF_METRIC.get(metric, ()):
             raise DataError(
                 f"--keep_best {metric}: needs {kind} rows in the evaluation set {name}; got none. Add some, or follow "

@@ -10,6 +10,7 @@ from openkto.commands.rows import read_rows
 from openkto.config import RunConfig, settings_for, with_resolved
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.holdout import HeldOut, SplitFile
+from openkto.data.report import DataReport
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +23,15 @@ def held_out(config: RunConfig, *, is_training: bool) -> HeldOut | None:
     return None if fraction is None else HeldOut(fraction, config.train.seed, is_training)
 
 
-def missing_classes(rows: UnpairedPreferenceDataset) -> list[str]:
+def missing_classes(report: DataReport) -> list[str]:
     """Return the names of the classes that no row is of."""
-    counts = {"desirable": rows.report.desirable, "undesirable": rows.report.undesirable}
+    counts = {"desirable": report.desirable, "undesirable": report.undesirable}
     return [kind for kind, count in counts.items() if count == 0]
 
 
-def warn_of_missing_classes(rows: UnpairedPreferenceDataset) -> None:
+def warn_of_missing_classes(report: DataReport) -> None:
     """Say which class no held-out row has; that training rows lack one is said with the classes' weights."""
-    for kind in missing_classes(rows):
+    for kind in missing_classes(report):
         log.warning(
             "warning: --eval_fraction: none of the held-out rows is %s, so rewards/auc and rewards/margins have no "
             "value. Raise it, or change --seed.",

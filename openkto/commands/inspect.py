@@ -5,16 +5,23 @@ import logging
 import sys
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from openkto.config import RunConfig, policy_name
+from openkto.config import DataConfig, RunConfig, policy_name
 from openkto.config.flags import parse
 from openkto.config.run_options import RunOptions
 from openkto.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from openkto.data.chosen_rows import ChosenRows
+    from openkto.data.prepared_rows import PreparedRows
+    from openkto.data.truncation import Limit
     from openkto.inspection.result import Inspection
+    from openkto.inspection.seen import SeenRows
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +76,9 @@ def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextI
         DataError: not one row is good, or fits.
     """
     # transformers imports torch with its tokenizers, but nothing here loads a model.
-    from openkto.commands.holdout import held_out, warn_of_missing_classes
-    from openkto.commands.rows import load_tokenizer_of, read_rows
+    from openkto.commands.holdout import warn_of_missing_classes
+    from openkto.commands.rows import load_tokenizer_of, row_settings, source_settings
+    from openkto.data.prepared_rows import prepare_rows
     from openkto.inspection.result import inspection_of
     from openkto.inspection.seen import SeenRows
     from openkto.models.loading import stop_token_ids
@@ -78,23 +86,72 @@ def inspect(config: RunConfig, options: RunOptions, scratch: Path, listed: TextI
     data, name = config.data, policy_name(config.model)
     tokenizer = load_tokenizer_of(config, name)
     seen = SeenRows(tokenizer, scratch, listed)
-    rows = data.dataset, data.dataset_split, config, tokenizer
-    ends, choice = stop_token_ids(name), held_out(config, is_training=True)
     try:
-        dataset = read_rows(*rows, data.dataset_probs, ends, on_bad_rows="skip", watch=seen, choice=choice)
+        prepared = prepare_rows(
+            data.dataset,
+            tokenizer,
+            row_settings(data),
+            source_settings(data, data.dataset_split),
+            on_bad_rows="skip",
+            end_token_ids=stop_token_ids(name),
+            cache_dir=data.data_cache_dir,
+            watch=seen,
+        )
+        chosen = _choose(config, prepared, seen, is_training=True)
     except DataError as error:
         if seen.bad:
             raise DataError(f"{error} All {seen.bad.total()} bad rows are in {listed.name}.") from error
         raise
-    weights = config.loss.desirable_loss_weight, config.loss.undesirable_loss_weight
     others = None
-    if choice is not None:
-        choice = held_out(config, is_training=False)
-        others = read_rows(*rows, None, ends, on_bad_rows="skip", choice=choice)
-        warn_of_missing_classes(others)
-    found = inspection_of(dataset, seen, weights, others)  # type: ignore[arg-type]
-    has_colour = sys.stdout.isatty() and not options.json
-    return found, dataset.preview(options.preview or SAMPLES, has_colour=bool(options.preview) and has_colour)
+    if data.eval_fraction is not None:
+        others = _choose(config, prepared, seen, is_training=False)
+        warn_of_missing_classes(others.report)
+    samples = _samples(config, options, tokenizer, prepared, chosen, seen)
+    weights = config.loss.desirable_loss_weight, config.loss.undesirable_loss_weight
+    return inspection_of(prepared.name, seen, chosen, _limit(data), weights, others), samples  # type: ignore[arg-type]
+
+
+def _choose(config: RunConfig, prepared: "PreparedRows", seen: "SeenRows", *, is_training: bool) -> "ChosenRows":
+    """Return the rows to train on, or those that are held out, and log what there is to say of them.
+
+    Raises:
+        DataError: there are none.
+    """
+    from openkto.commands.holdout import held_out
+    from openkto.data.chosen_rows import choose_rows
+    from openkto.data.report import say
+
+    choice, columns = held_out(config, is_training=is_training), seen.columns()
+    is_own = None if choice is None else choice.mask(prepared.name, columns.numbers, seen.column("digest"))
+    probs = config.data.dataset_probs if is_training else None
+    found = choose_rows(prepared, columns, is_own, limit=_limit(config.data), probs=probs, seed=config.train.seed)
+    say(found.report, config.data.max_len, with_source=is_training)
+    return found
+
+
+def _limit(data: DataConfig) -> "Limit":
+    from openkto.data.truncation import Limit
+
+    return Limit(data.max_len, data.truncation)  # type: ignore[arg-type]
+
+
+def _samples(
+    config: RunConfig,
+    options: RunOptions,
+    tokenizer: "PreTrainedTokenizerBase",
+    prepared: "PreparedRows",
+    chosen: "ChosenRows",
+    seen: "SeenRows",
+) -> str:
+    """Return some rows of each class as the model sees them."""
+    from openkto.data.preview import first_of_each_class, preview_rows
+    from openkto.data.truncation import cut
+
+    first = first_of_each_class(seen.column("label")[chosen.index], options.preview or SAMPLES)
+    rows, limit = prepared.rows(chosen.index[first].tolist()), _limit(config.data)
+    to_length = partial(cut, **limit._asdict(), bos_token_id=tokenizer.bos_token_id)
+    has_colour = bool(options.preview) and sys.stdout.isatty() and not options.json
+    return preview_rows(rows, tokenizer, to_length, limit.max_len, has_colour)
 
 
 def table(found: "Inspection") -> str:

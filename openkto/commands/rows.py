@@ -37,6 +37,11 @@ def row_settings(data: DataConfig) -> RowSettings:
     return RowSettings(**settings_for(RowSettings, data) | read_from_text)
 
 
+def source_settings(data: DataConfig, split: str, choice: RowChoice | None = None) -> SourceSettings:
+    """Return which rows of the sources are read."""
+    return SourceSettings(split, data.dataset_config, data.dataset_revision, data.max_samples, choice)
+
+
 def read_rows(
     sources: list[str],
     split: str,
@@ -49,13 +54,12 @@ def read_rows(
 ) -> UnpairedPreferenceDataset:
     """Return the rows of the sources; `more` are arguments that no setting has, or that override one."""
     data = config.data
-    place = SourceSettings(split, data.dataset_config, data.dataset_revision, data.max_samples, choice)
     settings = settings_for(UnpairedPreferenceDataset, data) | {"dataset_probs": probs}
     return UnpairedPreferenceDataset(
         sources,
         tokenizer,
         row_settings=row_settings(data),
-        source_settings=place,
+        source_settings=source_settings(data, split, choice),
         cache_dir=data.data_cache_dir,
         seed=config.train.seed,
         end_token_ids=end_token_ids,

@@ -1,10 +1,13 @@
 """Count the texts that have both labels: users changed their mind or disagree. Such rows cancel each other."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 
 def contradictions(
-    rows: np.ndarray, prompt_keys: np.ndarray, completion_keys: np.ndarray, labels: np.ndarray
+    rows: NDArray[np.int64], prompt_keys: NDArray[Any], completion_keys: NDArray[Any], labels: NDArray[np.bool_]
 ) -> list[int]:
     """Return how many texts are labelled both ways, in how many rows, and the first two of these; else nothing.
 
@@ -13,19 +16,25 @@ def contradictions(
         prompt_keys, completion_keys: a whole number from 0 for each different one.
         labels: true for desirable.
     """
-    text, size, is_both = texts_labelled_both_ways(prompt_keys, completion_keys, labels)
-    if not is_both.any():
+    is_both, texts = labelled_both_ways(prompt_keys, completion_keys, labels)
+    if not texts:
         return []
-    is_first = text == text[np.argmax(is_both[text])]
+    first = np.argmax(is_both)
+    is_first = (prompt_keys == prompt_keys[first]) & (completion_keys == completion_keys[first])
     pair = (int(rows[is_first & (labels == label)].min()) for label in (True, False))
-    return [int(is_both.sum()), int(size[is_both].sum()), *sorted(pair)]
+    return [texts, int(is_both.sum()), *sorted(pair)]
 
 
-def texts_labelled_both_ways(
-    prompt_keys: np.ndarray, completion_keys: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each row's text as a number, the texts' numbers of rows, and whether they are labelled both ways."""
-    codes = prompt_keys * (completion_keys.max(initial=0) + 1) + completion_keys
-    _, text, size = np.unique(codes, return_inverse=True, return_counts=True)
-    desirable = np.bincount(text, weights=labels, minlength=len(size))
-    return text, size, (desirable > 0) & (desirable < size)
+def labelled_both_ways(
+    prompt_keys: NDArray[Any], completion_keys: NDArray[Any], labels: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], int]:
+    """Return whether each row's text is labelled both ways, and how many such texts there are."""
+    codes = prompt_keys.astype(np.int64) * (int(completion_keys.max(initial=0)) + 1) + completion_keys
+    with_label = 2 * codes + labels
+    with_label.sort()
+    # A text has both labels where its even number and the odd one above it are there, and so stand side by side.
+    is_even = with_label[:-1] % 2 == 0
+    both = with_label[:-1][is_even & (with_label[1:] == with_label[:-1] + 1)] // 2
+    if not len(both):
+        return np.zeros(len(labels), dtype=bool), 0
+    return both[np.searchsorted(both, codes).clip(max=len(both) - 1)] == codes, len(both)

@@ -7,12 +7,12 @@ A row is held out or not by its prompt and the seed only: a resumed run, another
 import hashlib
 import json
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from openkto.data.messages import Message
@@ -22,6 +22,7 @@ from openkto.masking import is_masked, masked_value
 
 SPLIT_FILE = "eval_split.json"
 DIGEST_BYTES = 16
+DIGEST = np.dtype(f"V{DIGEST_BYTES}")
 SHOWN = 5  # rows that an error names
 
 
@@ -33,7 +34,7 @@ class RowChoice(Protocol):
         """Whether what there is to say of the whole data set is said with these rows."""
         ...
 
-    def mask(self, name: str, rows: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
+    def mask(self, name: str, rows: NDArray[np.int64], digests: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return which rows are meant, [n], by their numbers and their prompts' digests."""
 
 
@@ -51,6 +52,21 @@ def prompt_digest(prompt: str | list[Message]) -> bytes:
         parts = [{name: _plain(v) if isinstance(v, str) else v for name, v in message.items()} for message in prompt]
         text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def digests_in(table: Any) -> NDArray[np.void]:
+    """Return the digests of the rows' prompts in a table, or in a record batch, of prepared rows."""
+    column = table.column("prompt_digest")
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return np.concatenate(
+        [np.frombuffer(chunk.buffers()[1], DIGEST, len(chunk), chunk.offset * DIGEST_BYTES) for chunk in chunks]
+    )
+
+
+def count_prompts(digests: NDArray[np.void]) -> int:
+    """Return how many different prompts there are."""
+    # Half of a digest tells a million prompts apart: two are mistaken for one with a chance of 3 in 10^8.
+    return len(np.unique(digests.view(np.int64).reshape(-1, 2)[:, 0]))
 
 
 def _plain(text: str) -> str:
@@ -76,18 +92,19 @@ class HeldOut:
         """What is said of all rows is said once, with those to train on."""
         return self.is_training
 
-    def mask(self, name: str, rows: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
+    def mask(self, name: str, rows: NDArray[np.int64], digests: NDArray[np.void]) -> NDArray[np.bool_]:
         """See `RowChoice`.
 
         Raises:
             DataError: one side has no row.
         """
-        drawn = {digest: is_held_out(digest, self.fraction, self.seed) for digest in dict.fromkeys(digests)}
-        if len(set(drawn.values())) < 2:
+        drawn = (is_held_out(digest.tobytes(), self.fraction, self.seed) for digest in digests)
+        held_out = np.fromiter(drawn, dtype=bool, count=len(digests))
+        if held_out.all() or not held_out.any():
+            prompts = count_prompts(digests)
             rule = f"--eval_fraction {self.fraction:g} must leave a prompt to evaluate on and one to train on"
-            got = f"{sum(drawn.values())} of {len(drawn)} prompts held out"
+            got = f"{prompts if held_out.any() else 0} of {prompts} prompts held out"
             raise data_error(name, rule, got, "Change the fraction or --seed, or add rows.")
-        held_out = np.array([drawn[digest] for digest in digests])
         return ~held_out if self.is_training else held_out
 
 
@@ -111,14 +128,15 @@ class SplitFile:
         """Return the file's text, in which an address of the rows has no key."""
         return json.dumps({name: masked_value(value) for name, value in asdict(self).items()}) + "\n"
 
-    def mask(self, name: str, rows: NDArray[np.int64], digests: Sequence[bytes]) -> NDArray[np.bool_]:
+    def mask(self, name: str, rows: NDArray[np.int64], digests: NDArray[np.void]) -> NDArray[np.bool_]:
         """See `RowChoice`.
 
         Raises:
             DataError: a row has another prompt than it had, or is not there.
         """
         wanted = dict(zip(self.rows, self.prompts, strict=True))
-        found = {row: digest.hex() for row, digest in zip(rows.tolist(), digests, strict=True) if row in wanted}
+        every = zip(rows.tolist(), digests, strict=True)
+        found = {row: digest.tobytes().hex() for row, digest in every if row in wanted}
         others = [row for row, prompt in wanted.items() if found.get(row) != prompt]
         if others:
             shown = ", ".join(map(str, others[:SHOWN])) + (" and more" if len(others) > SHOWN else "")

@@ -3,7 +3,7 @@
 Lengths are in tokens. A cut never leaves 0 completion tokens nor more than max_len, and adds nothing (no EOS).
 """
 
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,13 @@ Lengths = TypeVar("Lengths", int, np.ndarray)
 
 # BOS, one prompt token and one completion token: with less, "prompt" truncation could not keep its promise.
 SMALLEST_MAX_LEN = 3
+
+
+class Limit(NamedTuple):
+    """How long a row may be, in tokens, and what is cut of longer ones."""
+
+    max_len: int
+    truncation: Truncation
 
 
 def kept_lengths(

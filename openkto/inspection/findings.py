@@ -1,15 +1,16 @@
 """What there is to say of the rows of a pass: each kind with its count, its first rows, and all of them in a file."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openkto.data.contradictions import texts_labelled_both_ways
+from openkto.data.contradictions import labelled_both_ways
 from openkto.data.notes import INFORMATION, MERGED, SPECIAL_MARKUP, TEMPLATE_DIFFERS, WARNINGS
 from openkto.inspection import label_errors, near_duplicates
-from openkto.inspection.seen import FIRST_ROWS, SeenRows
+from openkto.inspection.column import first_of_equal, numbered
+from openkto.inspection.seen import BIT, FIRST_ROWS, SeenRows
 
 BAD = "bad row: "
 SAME_COMPLETION_SHARE, SAME_COMPLETION_ROWS = 0.05, 10  # an answer to this many different prompts is worth a look
@@ -33,11 +34,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Groups:
-    """Numbers for rows with the same text, and how often texts stand there."""
+    """A number for each row, the same for rows with the same text."""
 
-    text: NDArray[np.int64]  # prompt and completion
-    prompt: NDArray[np.int64]
-    completion: NDArray[np.int64]
+    text: NDArray[np.int32]  # prompt and completion
+    prompt: NDArray[np.int32]
+    completion: NDArray[np.int32]
 
 
 class Gathering:
@@ -45,22 +46,30 @@ class Gathering:
 
     def __init__(self, seen: SeenRows) -> None:
         self._seen = seen
+        self.place = seen.places()
         self.findings: list[Finding] = []
 
     def add(
-        self, kind: str, text: str, rows: Iterable[int], said: dict[int, str] | None = None, *, is_warning: bool = True
+        self,
+        kind: str,
+        text: str,
+        rows: NDArray[np.int64],
+        said: Callable[[int], str] | None = None,
+        *,
+        is_warning: bool = True,
     ) -> None:
         """Add rows of a kind, if there are any; `said` is what to say of each besides its place."""
-        count, first = 0, []
-        for row in rows:
-            place, of_row = self._seen.place(row), (said or {}).get(row, "")
-            count += 1
-            if count <= FIRST_ROWS:
+        first = []
+        for number, row in enumerate(map(int, rows)):
+            if number == FIRST_ROWS and not is_warning:
+                break
+            place, of_row = self.place(row), said(row) if said is not None else ""
+            if number < FIRST_ROWS:
                 first.append(f"{place}: {of_row}" if of_row else place)
             if is_warning:
                 self._seen.list_row(kind, place, of_row or text)
-        if count:
-            self.findings.append(Finding(kind, is_warning, text, count, first))
+        if len(rows):
+            self.findings.append(Finding(kind, is_warning, text, len(rows), first))
 
 
 def gather(seen: SeenRows, max_len: int, is_left_out: NDArray[np.bool_]) -> tuple[list[Finding], str]:
@@ -73,54 +82,71 @@ def gather(seen: SeenRows, max_len: int, is_left_out: NDArray[np.bool_]) -> tupl
     for kind, count in seen.bad.items():
         text = "bad rows, which stop a run, or are left out with --on_bad_rows skip"
         found.findings.append(Finding(f"{BAD}{kind}", True, text, count, seen.first_bad[kind]))
-    groups = _groups(seen)
-    _add_repeats(found, seen, groups)
+    labels, groups = seen.column("label"), _groups(seen)
+    _add_repeats(found, seen, groups, labels)
     _add_lengths(found, seen, max_len, is_left_out)
     _add_flags(found, seen)
-    labels = seen.column("label")
-    suspects = label_errors.find_label_errors(seen.completions.close(), labels, groups.completion)
-    said = {
-        row: f"is {'desirable' if labels[row] else 'undesirable'} among words of the other class"
-        for row in suspects.rows.tolist()
-    }
+    with seen.completions.read() as completions:
+        suspects = label_errors.find_label_errors(completions, labels, groups.completion)
     text = f"the label is likely inverted: {label_errors.METHOD}. Read these rows"
-    found.add("label likely inverted", text, suspects.rows.tolist(), said)
+    classes = {True: "desirable", False: "undesirable"}
+    found.add(
+        "label likely inverted",
+        text,
+        suspects.rows,
+        lambda row: f"is {classes[bool(labels[row])]} among words of the other class",
+    )
     return sorted(found.findings, key=lambda finding: not finding.is_warning), suspects.text
 
 
 def _groups(seen: SeenRows) -> Groups:
-    numbers = [np.unique(seen.column(f"{part}_key"), return_inverse=True)[1] for part in ("prompt", "completion")]
-    prompt, completion = (number.astype(np.int64) for number in numbers)
-    text = np.unique(prompt * (completion.max(initial=0) + 1) + completion, return_inverse=True)[1]
-    return Groups(text.astype(np.int64), prompt, completion)
+    prompt, completion = seen.keys("prompt"), seen.keys("completion")
+    text = numbered(prompt.astype(np.int64) * (int(completion.max(initial=0)) + 1) + completion)
+    return Groups(text, prompt, completion)
 
 
-def _add_repeats(found: Gathering, seen: SeenRows, groups: Groups) -> None:
-    labels = seen.column("label")
-    text, _, is_both = texts_labelled_both_ways(groups.prompt, groups.completion, labels)
+def _add_repeats(found: Gathering, seen: SeenRows, groups: Groups, labels: NDArray[np.bool_]) -> None:
     found.add(
         "labelled both ways",
         "the same answer to the same prompt is labelled both ways: such rows pull against each other",
-        np.flatnonzero(is_both[text]).tolist(),
+        np.flatnonzero(labelled_both_ways(groups.prompt, groups.completion, labels)[0]),
     )
-    _, first, same = np.unique(groups.text * 2 + labels, return_index=True, return_inverse=True)
-    repeats = np.flatnonzero(first[same] != np.arange(len(same))).tolist()
-    said = {row: f"repeats {seen.place(int(first[same[row]]))}" for row in repeats}
-    found.add("exact duplicate", "prompt, completion and label repeat an earlier row's", repeats, said)
-    near = near_duplicates.near_duplicates(seen.prompts.close(), seen.completions.close(), groups.text)
-    said = {row: f"is nearly {seen.place(other)}" for row, other in near.items()}
-    found.add("near duplicate", f"nearly an earlier row: {near_duplicates.METHOD}", sorted(near), said)
-    prompts_of = np.unique(np.stack([groups.completion, groups.prompt]), axis=1)[0]
+    first = first_of_equal(2 * groups.text.astype(np.int64) + labels)
+    found.add(
+        "exact duplicate",
+        "prompt, completion and label repeat an earlier row's",
+        _changed(first),
+        lambda row: f"repeats {found.place(int(first[row]))}",
+    )
+    with seen.prompts.read() as prompts, seen.completions.read() as completions:
+        near = near_duplicates.near_duplicates(prompts, completions, groups.text, seen.folder)
+    found.add(
+        "near duplicate",
+        f"nearly an earlier row: {near_duplicates.METHOD}",
+        np.flatnonzero(near != near_duplicates.NONE),
+        lambda row: f"is nearly {found.place(int(near[row]))}",
+    )
     needed = max(SAME_COMPLETION_ROWS, SAME_COMPLETION_SHARE * len(labels))
-    often = np.bincount(prompts_of) >= needed
+    first_of_text = np.ones(len(labels), dtype=bool)
+    first_of_text[_changed(first_of_equal(groups.text))] = False
+    often = np.bincount(groups.completion[first_of_text]) >= needed  # each text is another prompt's
     found.add(
         "same completion",
         f"the completion answers {needed:.0f} different prompts or more: the model may learn to always say it",
-        np.flatnonzero(often[groups.completion]).tolist(),
+        np.flatnonzero(often[groups.completion]),
     )
-    shared = np.flatnonzero(np.bincount(groups.prompt)[groups.prompt] > 1)
-    said_of_all = f"the prompt is another row's too; different prompts: {len(np.unique(groups.prompt[shared]))}"
-    found.add("shared prompt", said_of_all, shared.tolist(), is_warning=False)
+    shared = np.bincount(groups.prompt) > 1
+    found.add(
+        "shared prompt",
+        f"the prompt is another row's too; different prompts: {shared.sum()}",
+        np.flatnonzero(shared[groups.prompt]),
+        is_warning=False,
+    )
+
+
+def _changed(first: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the rows that are not the first of their kind."""
+    return np.flatnonzero(first != np.arange(len(first), dtype=np.int32))
 
 
 def _add_lengths(found: Gathering, seen: SeenRows, max_len: int, is_left_out: NDArray[np.bool_]) -> None:
@@ -129,9 +155,11 @@ def _add_lengths(found: Gathering, seen: SeenRows, max_len: int, is_left_out: ND
         ("left out", np.flatnonzero(is_left_out)),
         ("cut", np.flatnonzero((lengths > max_len) & ~is_left_out)),
     ):
-        said = {row: f"has {lengths[row]} tokens" for row in rows.tolist()}
         found.add(
-            f"{kind} at max_len", f"the row is too long for --max_len {max_len} and is {kind}", rows.tolist(), said
+            f"{kind} at max_len",
+            f"the row is too long for --max_len {max_len} and is {kind}",
+            rows,
+            lambda row: f"has {lengths[row]} tokens",
         )
 
 
@@ -153,7 +181,6 @@ def _add_flags(found: Gathering, seen: SeenRows) -> None:
         "begins with BOS": "the prompt begins with the tokenizer's BOS",
         "ends with EOS": "the completion ends with the tokenizer's EOS; others end with their template's end of turn",
     }
-    for kind, text in warnings.items():
-        found.add(kind, text, seen.rows_of(kind).tolist())
-    for kind, text in notes.items():
-        found.add(kind, text, seen.rows_of(kind).tolist(), is_warning=False)
+    flags = seen.column("flags")
+    for kind, text in (warnings | notes).items():
+        found.add(kind, text, np.flatnonzero(flags & BIT[kind]), is_warning=kind in warnings)

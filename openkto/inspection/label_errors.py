@@ -43,7 +43,7 @@ class LabelErrors:
 
 
 def find_label_errors(
-    completions: WordTexts, labels: NDArray[np.bool_], completion_keys: NDArray[np.int64]
+    completions: WordTexts, labels: NDArray[np.bool_], completion_keys: NDArray[np.int32]
 ) -> LabelErrors:
     """Return the rows whose label is likely inverted.
 
@@ -55,7 +55,7 @@ def find_label_errors(
     if min(labels.sum(), (~labels).sum()) < LEAST_ROWS:
         return LabelErrors(nothing, None)
     order = np.random.default_rng(0).permutation(int(completion_keys.max()) + 1)
-    scores = held_out_scores(completions, labels, order[completion_keys] % FOLDS)
+    scores = held_out_scores(completions, labels, (order % FOLDS).astype(np.int8)[completion_keys])
     auc = area_under_curve(scores, labels)
     if auc < LOWEST_AUC:
         return LabelErrors(nothing, auc)
@@ -77,23 +77,20 @@ def find_label_errors(
     return LabelErrors(rows[np.argsort(np.concatenate(depth), kind="stable")], auc)
 
 
-def held_out_scores(completions: WordTexts, labels: NDArray[np.bool_], folds: NDArray[np.int64]) -> NDArray[np.float64]:
+def held_out_scores(completions: WordTexts, labels: NDArray[np.bool_], folds: NDArray[np.int8]) -> NDArray[np.float64]:
     """Return each row's log-odds of being desirable, by the rows of other folds, over the square root of its words."""
     counts = np.zeros((FOLDS, 2, BUCKETS))
-    for first, words, text in completions.chunks():
+    for first, words, text in completions.chunks(0, len(completions)):
         rows = first + text
-        bucket = words % BUCKETS
-        for fold in range(FOLDS):
-            for label in (0, 1):
-                here = (folds[rows] == fold) & (labels[rows] == bool(label))
-                counts[fold, label] += np.bincount(bucket[here], minlength=BUCKETS)
+        place = (folds[rows].astype(np.int64) * 2 + labels[rows]) * BUCKETS + words % BUCKETS
+        counts += np.bincount(place, minlength=counts.size).reshape(counts.shape)
     others = counts.sum(axis=0) - counts + 1.0
     seen = (counts.sum(axis=0) - counts).sum(axis=1) > 0
     log_odds = np.log(others[:, 1]) - np.log(others[:, 0])
     log_odds -= (np.log(others[:, 1].sum(axis=1)) - np.log(others[:, 0].sum(axis=1)))[:, None]
     log_odds[~seen] = 0.0
     scores = np.zeros(len(completions))
-    for first, words, text in completions.chunks():
+    for first, words, text in completions.chunks(0, len(completions)):
         count = int(text[-1]) + 1 if len(text) else 0
         value = log_odds[folds[first + text], words % BUCKETS]
         scores[first : first + count] = np.bincount(text, weights=value, minlength=count)

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openkto.data import truncation as rule
 from openkto.data.balance import LARGEST_RATIO, SMALLEST_RATIO, Weight, describe_balance, resolve_weights
-from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.chosen_rows import ChosenRows
+from openkto.data.holdout import count_prompts
 from openkto.inspection.findings import Finding, gather
 from openkto.inspection.seen import SeenRows
 
@@ -42,29 +44,31 @@ class Inspection:
 
 
 def inspection_of(
-    dataset: UnpairedPreferenceDataset,
+    name: str,
     seen: SeenRows,
+    chosen: ChosenRows,
+    limit: rule.Limit,
     weights: tuple[Weight, Weight],
-    held_out: UnpairedPreferenceDataset | None = None,
+    held_out: ChosenRows | None = None,
 ) -> Inspection:
-    """Return what there is to say of the rows that were seen, as the data set keeps them.
+    """Return what there is to say of the rows that were seen, and of those of them that are trained on.
 
     Args:
+        name: of the data set.
         weights: --desirable_loss_weight and --undesirable_loss_weight.
         held_out: the rows that are not trained on but evaluated on.
     """
-    report = dataset.report
-    labels = seen.column("label")
-    prompts, completions = seen.column("prompt_length"), seen.column("completion_length")
-    left_out = rule.is_left_out(prompts, completions, max_len=dataset.max_len, truncation=dataset.truncation)
+    report, left_out = chosen.report, chosen.left_out
     counts = report.desirable, report.undesirable
     balance, warning = describe_balance(
         *resolve_weights(*weights, *counts), *counts, left_out=(report.left_out_desirable, report.left_out_undesirable)
     )
     smaller: tuple[Weight, Weight] = ("auto", 1.0) if counts[0] < counts[1] else (1.0, "auto")
-    findings, label_measure = gather(seen, dataset.max_len, left_out)
+    sides = None if held_out is None else describe_held_out(seen, chosen, held_out)
+    lengths, histograms = _of_lengths(seen, left_out, limit)
+    findings, label_measure = gather(seen, limit.max_len, left_out)
     return Inspection(
-        name=dataset.name,
+        name=name,
         rows_read=report.rows_read,
         rows_kept=report.kept,
         classes=dict(zip(CLASSES, counts, strict=True)),
@@ -72,12 +76,9 @@ def inspection_of(
         balance=balance,
         weights=dict(zip(CLASSES, resolve_weights(*smaller, *counts), strict=True)),
         balance_warning=warning,
-        held_out=None if held_out is None else describe_held_out(dataset, held_out),
-        lengths={
-            name: _lengths(prompts[labels == label], completions[labels == label], left_out[labels == label], dataset)
-            for name, label in CLASSES.items()
-        },
-        histograms=_histogram("prompt", prompts, labels) + _histogram("completion", completions, labels),
+        held_out=sides,
+        lengths=lengths,
+        histograms=histograms,
         findings=findings,
         label_measure=label_measure,
         unlabelled=report.unlabelled,
@@ -86,26 +87,34 @@ def inspection_of(
     )
 
 
-def describe_held_out(training: UnpairedPreferenceDataset, held_out: UnpairedPreferenceDataset) -> str:
+def describe_held_out(seen: SeenRows, training: ChosenRows, held_out: ChosenRows) -> str:
     """Say how many rows and prompts are on each side."""
-    report = held_out.report
-    sides = [
-        f"{len(np.unique(side.rows))} rows of {len(set(side.prompt_digests()))} prompts"
-        for side in (held_out, training)
-    ]
+    report, digests = held_out.report, seen.column("digest")
+    sides = [np.unique(side.index) for side in (held_out, training)]
+    said = [f"{len(rows)} rows of {count_prompts(digests[rows])} prompts" for rows in sides]
     return (
-        f"{sides[0]} are held out to evaluate on ({report.desirable} desirable, {report.undesirable} undesirable); "
-        f"{sides[1]} are left to train on"
+        f"{said[0]} are held out to evaluate on ({report.desirable} desirable, {report.undesirable} undesirable); "
+        f"{said[1]} are left to train on"
     )
 
 
-def _lengths(
-    prompts: np.ndarray, completions: np.ndarray, left_out: np.ndarray, dataset: UnpairedPreferenceDataset
-) -> dict[str, int]:
+def _of_lengths(
+    seen: SeenRows, left_out: NDArray[np.bool_], limit: rule.Limit
+) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
+    """Return the figures of the lengths by class, and their bars."""
+    labels, prompts, completions = (seen.column(name) for name in ("label", "prompt_length", "completion_length"))
+    figures = {}
+    for name, label in CLASSES.items():
+        rows = labels == label
+        figures[name] = _lengths(prompts[rows], completions[rows], left_out[rows], limit)
+    return figures, _histogram("prompt", prompts, labels) + _histogram("completion", completions, labels)
+
+
+def _lengths(prompts: np.ndarray, completions: np.ndarray, left_out: np.ndarray, limit: rule.Limit) -> dict[str, int]:
     """Return a class's lengths in tokens before any cut, and what --max_len takes of it in rows and tokens."""
     total = prompts + completions
-    kept = dataset.cut_lengths(prompts, completions)
-    is_cut = (total > dataset.max_len) & ~left_out
+    kept = sum(rule.kept_lengths(prompts, completions, **limit._asdict()))
+    is_cut = (total > limit.max_len) & ~left_out
     if not len(total):
         return {"rows": 0}
     return {

@@ -1,22 +1,25 @@
-"""What is kept of each row as it passes: some numbers a row in memory, its words in a file."""
+"""What is kept of each row as it passes: some numbers and its words, all in files until they are needed."""
 
 import json
 import re
-from array import array
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from openkto.data.chosen_rows import Columns
+from openkto.data.holdout import DIGEST, digests_in
 from openkto.data.messages import Message
 from openkto.data.notes import INFORMATION, WARNINGS
 from openkto.data.problems import BadRow
 from openkto.data.row import Row
 from openkto.data.row_texts import text_of
 from openkto.data.tokenize import TokenizedRow
+from openkto.inspection.column import Column, numbered
 from openkto.inspection.words import WordFile
 
 # How transcripts and other models' templates mark whose turn it is, at the start of a line or as a token.
@@ -38,13 +41,27 @@ KINDS = (
 )
 BIT = {kind: 1 << number for number, kind in enumerate(KINDS)}
 FIRST_ROWS = 5  # of a kind that are shown
+# What is kept of a row, and as what number.
+KEPT: dict[str, DTypeLike] = {
+    "flags": np.uint32,
+    "number": np.int64,
+    "label": np.bool_,
+    "weighs": np.bool_,
+    "prompt_length": np.int32,
+    "completion_length": np.int32,
+    "prompt_key": np.int64,
+    "completion_key": np.int64,
+    "digest": DIGEST,
+    "head": np.int32,
+    "line": np.int64,
+}
 
 
 class SeenRows:
     """The rows of a pass, in the order in which they are written.
 
     Args:
-        folder: where the words go.
+        folder: where the numbers and words go.
         listed: the file that names every row there is something to say of, a JSON object a line.
     """
 
@@ -53,30 +70,35 @@ class SeenRows:
         self._unknown = tokenizer.unk_token_id if tokenizer.unk_token_id not in special else None
         self._eos, self._bos = special
         self._listed = listed
+        self.folder = folder
         self.prompts, self.completions = WordFile(folder / "prompts"), WordFile(folder / "completions")
         self.bad: Counter[str] = Counter()
         self.first_bad: dict[str, list[str]] = {}
-        self._columns: dict[str, list[NDArray[Any]]] = {}
-        self._prefixes: dict[str, int] = {}
-        self._heads: list[str] = []  # the same, by their numbers
-        self._prefix, self._line = array("i"), array("q")
+        self._columns = {name: Column(folder / f"column-{name}", dtype) for name, dtype in KEPT.items()}
+        self._heads: dict[str, int] = {}  # what stands before the number in a row's place: as many as there are files
 
     def see(self, rows: list[tuple[int, Row, TokenizedRow]], written: pa.RecordBatch) -> None:
         """Keep what is needed of some rows."""
-        flags = []
-        for _, row, tokens in rows:
-            flags.append(sum(BIT[kind] for kind in self._kinds_of(row, tokens)))
-            self.prompts.add(text_of(row.prompt))
-            self.completions.add(text_of(row.completion))
-            self._keep_place(row.place)
-        self._keep("flags", np.array(flags, dtype=np.int64))
-        self._keep("number", written.column("row").to_numpy())
-        self._keep("label", written.column("label").to_numpy(zero_copy_only=False))
+        self.prompts.add([text_of(row.prompt) for _, row, _ in rows])
+        self.completions.add([text_of(row.completion) for _, row, _ in rows])
+        places = [_parted(row.place) for _, row, _ in rows]
+        flags = [sum(BIT[kind] for kind in self._kinds_of(row, tokens)) for _, row, tokens in rows]
+        kept: dict[str, NDArray[Any]] = {
+            "flags": np.array(flags),
+            "number": written.column("row").to_numpy(),
+            "label": written.column("label").to_numpy(zero_copy_only=False),
+            "weighs": written.column("weight").to_numpy() > 0,
+            "digest": digests_in(written),
+            "head": np.array([self._heads.setdefault(head, len(self._heads)) for head, _ in places]),
+            "line": np.array([line for _, line in places]),
+        }
         for part in ("prompt", "completion"):
-            self._keep(f"{part}_length", written.column(f"{part}_ids").value_lengths().to_numpy())
+            kept[f"{part}_length"] = written.column(f"{part}_ids").value_lengths().to_numpy()
             digests = b"".join(written.column(f"{part}_key").to_pylist())
             # Half of a digest tells a million texts apart: two are mistaken for one with a chance of 3 in 10^8.
-            self._keep(f"{part}_key", np.frombuffer(digests, dtype=np.int64).reshape(-1, 2)[:, 0].copy())
+            kept[f"{part}_key"] = np.frombuffer(digests, dtype=np.int64).reshape(-1, 2)[:, 0]
+        for name, values in kept.items():
+            self._columns[name].add(values)
 
     def see_bad(self, bad: BadRow) -> None:
         """Write a bad row down."""
@@ -92,36 +114,29 @@ class SeenRows:
         self._listed.write(json.dumps({"kind": kind, "place": place, "text": text}, ensure_ascii=False) + "\n")
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return what was kept of all rows: number, label, flags, a length in tokens or the key of a text."""
-        parts = self._columns.get(name)
-        if parts is None:
-            return np.zeros(0, dtype=bool if name == "label" else np.int64)
-        self._columns[name] = parts = [np.concatenate(parts)]
-        return parts[0]
+        """Return what was kept of all rows under one of the names of `KEPT`."""
+        return self._columns[name].read()
 
-    def rows_of(self, kind: str) -> NDArray[np.int64]:
-        """Return the rows that a kind holds for."""
-        return np.flatnonzero(self.column("flags") & BIT[kind])
+    def keys(self, part: Literal["prompt", "completion"]) -> NDArray[np.int32]:
+        """Return a number from 0 for each different prompt or completion."""
+        return numbered(self.column(f"{part}_key"))
 
-    def place(self, row: int) -> str:
-        """Return a row's place in its file, as errors name it."""
-        line = self._line[row]
-        return f"{self._heads[self._prefix[row]]}{line if line >= 0 else ''}"
+    def columns(self) -> Columns:
+        """Return what is needed to choose rows."""
+        return Columns(
+            numbers=self.column("number"),
+            labels=self.column("label"),
+            weighs=self.column("weighs"),
+            prompt_lengths=self.column("prompt_length"),
+            completion_lengths=self.column("completion_length"),
+            prompt_keys=self.keys("prompt"),
+            completion_keys=self.keys("completion"),
+        )
 
-    def _keep(self, name: str, values: NDArray[Any]) -> None:
-        self._columns.setdefault(name, []).append(values)
-
-    def _keep_place(self, place: str) -> None:
-        head = place.rstrip("0123456789")
-        digits = place[len(head) :]
-        is_number = digits.isascii() and bool(digits) and str(int(digits[:18])) == digits
-        if not is_number:
-            head = place
-        if head not in self._prefixes:
-            self._prefixes[head] = len(self._heads)
-            self._heads.append(head)
-        self._prefix.append(self._prefixes[head])
-        self._line.append(int(digits) if is_number else -1)
+    def places(self) -> Callable[[int], str]:
+        """Return what names a row's place in its file, as errors do."""
+        head, line, heads = self.column("head"), self.column("line"), list(self._heads)
+        return lambda row: f"{heads[head[row]]}{line[row] if line[row] >= 0 else ''}"
 
     def _kinds_of(self, row: Row, tokens: TokenizedRow) -> set[str]:
         kinds: set[str] = set(tokens.notes)
@@ -139,6 +154,14 @@ class SeenRows:
         if "already rendered" not in kinds and "wrapped twice" not in kinds:
             kinds |= _chat_in(row.prompt, is_plain="no template" in kinds)
         return kinds
+
+
+def _parted(place: str) -> tuple[str, int]:
+    """Return a place as its text and the number at its end, -1 where there is none."""
+    head = place.rstrip("0123456789")
+    digits = place[len(head) :]
+    is_number = digits.isascii() and bool(digits) and str(int(digits[:18])) == digits
+    return (head, int(digits)) if is_number else (place, -1)
 
 
 def _chat_in(prompt: str | list[Message], is_plain: bool) -> set[str]:

@@ -1,20 +1,25 @@
 """The words of the rows' texts as numbers in a file, so that a million rows can be compared without holding them."""
 
+import os
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from openkto.inspection.column import Column
+
 # A letter of the scripts that put no space between words is a word; upper and lower case are one, punctuation is none.
 UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 MOST_WORDS = 512  # of a prompt and of a completion, from its start
-CHUNK_WORDS = 2_000_000
+CHUNK_WORDS = 500_000
 
 Words = NDArray[np.uint32]
 
@@ -39,36 +44,31 @@ class WordFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("wb")
-        self._lengths: list[NDArray[np.int64]] = []
-        self._pending: list[int] = []
+        self._lengths = Column(path.with_suffix(".lengths"), np.uint16)
 
-    def add(self, text: str) -> None:
-        """Append the words of a text."""
-        words = numbers_of(text)
-        self._file.write(words.tobytes())
-        self._pending.append(len(words))
-        if len(self._pending) == 100_000:
-            self._settle()
+    def add(self, texts: list[str]) -> None:
+        """Append the words of some texts."""
+        words = [numbers_of(text) for text in texts]
+        with self._path.open("ab") as file:
+            file.write(b"".join(of_text.tobytes() for of_text in words))
+        self._lengths.add(np.array([len(of_text) for of_text in words]))
 
-    def _settle(self) -> None:
-        self._lengths.append(np.array(self._pending, dtype=np.int64))
-        self._pending = []
-
-    def close(self) -> "WordTexts":
-        """Return what was written, mapped into memory."""
-        self._settle()
-        self._file.close()
-        starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(self._lengths))])
-        words = np.memmap(self._path, dtype=np.uint32, mode="r") if starts[-1] else np.zeros(0, dtype=np.uint32)
-        return WordTexts(words, starts)
+    @contextmanager
+    def read(self) -> "Iterator[WordTexts]":
+        """Open what was written."""
+        starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self._lengths.read(), dtype=np.int64)])
+        with self._path.open("rb", buffering=0) as file:
+            yield WordTexts(file, starts)
 
 
 @dataclass(frozen=True)
 class WordTexts:
-    """The words of all texts, one after another; text i is `words[starts[i]:starts[i + 1]]`."""
+    """The words of all texts, one after another in a file; text i is `starts[i]` to `starts[i + 1]`.
 
-    words: Words
+    They are read and not mapped into memory, where they would count as the process's.
+    """
+
+    file: FileIO
     starts: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -76,15 +76,18 @@ class WordTexts:
 
     def text(self, index: int) -> Words:
         """Return the words of a text."""
-        return self.words[self.starts[index] : self.starts[index + 1]]
+        return self._words(index, index + 1)
 
-    def chunks(self) -> Iterator[tuple[int, Words, NDArray[np.int64]]]:
+    def chunks(self, first: int, last: int) -> Iterator[tuple[int, Words, NDArray[np.int64]]]:
         """Yield neighbouring texts as (number of the first, their words, the text in the chunk that each is of)."""
-        first = 0
-        while first < len(self):
-            last = int(np.searchsorted(self.starts, self.starts[first] + CHUNK_WORDS, side="right")) - 1
-            last = max(first + 1, last)
-            lengths = np.diff(self.starts[first : last + 1])
-            words = np.asarray(self.words[self.starts[first] : self.starts[last]])
-            yield first, words, np.repeat(np.arange(last - first), lengths)
-            first = last
+        while first < last:
+            end = int(np.searchsorted(self.starts, self.starts[first] + CHUNK_WORDS, side="right")) - 1
+            end = min(max(first + 1, end), last)
+            lengths = np.diff(self.starts[first : end + 1])
+            yield first, self._words(first, end), np.repeat(np.arange(end - first), lengths)
+            first = end
+
+    def _words(self, first: int, last: int) -> Words:
+        start, end = int(self.starts[first]), int(self.starts[last])
+        size = np.dtype(np.uint32).itemsize
+        return np.frombuffer(os.pread(self.file.fileno(), (end - start) * size, start * size), dtype=np.uint32)

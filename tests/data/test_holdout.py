@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from openkto.data.holdout import HeldOut, SplitFile, is_held_out, prompt_digest, read_split
+from openkto.data.holdout import DIGEST, HeldOut, SplitFile, is_held_out, prompt_digest, read_split
 from openkto.errors import DataError
 from tests.helpers.datasets import dataset_of
 from tests.text_rows import byte_tokenizer
@@ -152,6 +152,6 @@ def test_other_data_than_the_files_is_one_sentence(tmp_path, split):
 
 
 def test_a_mask_is_in_the_order_of_the_rows(split):
-    digests = [prompt_digest(row["prompt"]) for row in rows(20)][::-1]
+    digests = np.array([prompt_digest(row["prompt"]) for row in rows(20)][::-1], dtype=DIGEST)
     mask = split.mask("rows", np.arange(40)[::-1], digests)
     assert np.arange(40)[::-1][mask].tolist() == expected(20)[::-1]
