@@ -7,7 +7,7 @@ paths nor the rows.
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from openkto.data.sources import hub_match
 from openkto.pages.charts import charts_of
 from openkto.pages.page import png_of
 from openkto.pages.run_files import Line, RunRecord
+from openkto.report.markdown import markdown_table
 
 PLOT = "training.png"
 PLOTTED = ("rewards", "auc", "loss")  # the first that the run has values for
@@ -219,7 +220,7 @@ def _results(run: RunRecord) -> str:
         if by_then:
             newest[f"{title}, step {by_then[-1]['step']}"] = by_then[-1]
     rows = [[f"`{name}`", *(_number(line.get(name)) for line in newest.values())] for name in METRICS]
-    return _table(["metric", *newest], [row for row in rows if any(row[1:])])
+    return markdown_table(["metric", *newest], [row for row in rows if any(row[1:])])
 
 
 def _settings(run: RunRecord, *, has_adapter: bool) -> str:
@@ -229,7 +230,7 @@ def _settings(run: RunRecord, *, has_adapter: bool) -> str:
     shown = [name for name in dict.fromkeys((*SHOWN, *changed)) if known.get(name) not in (None, [])]
     if not has_adapter:
         shown = [name for name in shown if name != "lora_rank"]
-    return _table(["setting", "value"], [[f"`{name}`", _value(known[name])] for name in shown])
+    return markdown_table(["setting", "value"], [[f"`{name}`", _value(known[name])] for name in shown])
 
 
 def _default(item: "dataclasses.Field[Any]") -> Any:
@@ -259,12 +260,6 @@ def _licence(base: Base) -> str:
     if not base.is_on_hub:
         text += " If the base model is on the Hub, also add a line `base_model: owner/name` with its name there."
     return text
-
-
-def _table(head: list[str], rows: Iterable[list[str]]) -> str:
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    lines = [head, ["---"] * len(head), *escaped]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _number(value: object) -> str:

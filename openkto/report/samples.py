@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from openkto.report.markdown import markdown_table
+
 Line = dict[str, Any]
 
 LOGGED = 2
@@ -35,12 +37,4 @@ def as_rows(lines: Sequence[Line]) -> list[list[Any]]:
 
 def as_markdown(lines: Sequence[Line]) -> str:
     """Return a Markdown table, in which texts stand as they are."""
-    rows = [["" if cell is None else _cell(str(cell)) for cell in row] for row in as_rows(lines)]
-    head = [list(COLUMNS), ["---"] * len(COLUMNS)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in head + rows)
-
-
-def _cell(text: str) -> str:
-    for mark, entity in (("&", "&amp;"), ("<", "&lt;"), ("|", "&#124;"), ("\n", "<br>")):
-        text = text.replace(mark, entity)
-    return text
+    return markdown_table(COLUMNS, [["" if cell is None else str(cell) for cell in row] for row in as_rows(lines)])
