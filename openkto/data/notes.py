@@ -16,12 +16,22 @@ Note = Literal[
     "developer as system",
     "closed block",
     "thoughts kept",
+    "template missing",
+    "looks like a chat",
+    "foreign markup",
 ]
 
 # What is worth a warning is so because training continues with something that inference is unlikely to see.
 WARNINGS: dict[str, str] = {
     "left plain": "the prompt is a plain text and stays one although the tokenizer has a chat template, so the model is"
     " not trained on what it sees in a chat; --apply_chat_template wraps such prompts",
+    "template missing": "the prompt is a plain text and stays one: the tokenizer seems to be a chat model's, and has no"
+    " chat template. Put the model's chat_template.jinja into its folder, or write its turns with"
+    " --input_template; --apply_chat_template false says that plain texts are meant",
+    "looks like a chat": "the prompt looks like a chat, and no chat template is applied: give messages, or pass"
+    " --apply_chat_template for prompts of one turn",
+    "foreign markup": "the prompt holds the markup of a chat template that is not this tokenizer's, which it reads as"
+    " plain text; give messages in its place",
     "wrapped twice": "the prompt already holds the chat template's markup and was wrapped in it again, as"
     " --apply_chat_template asks; leave the flag out to take such prompts as they are",
     "tools left out": "the chat template does not render the field tools: the model sees no description of them, here"

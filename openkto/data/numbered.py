@@ -1,13 +1,14 @@
 """Number a source's rows, in one way for training and for messages that name a row."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from openkto.data.problems import BadRow, Findings
 from openkto.data.row import Row, RowSettings
 from openkto.data.rows import RowReader
 from openkto.data.sources import Source
+from openkto.data.template import ChatTemplate
 from openkto.process.limits import ROW_CHARACTERS
 
 Record = tuple[str, str, object]  # of which file, where, what
@@ -21,7 +22,7 @@ class NumberedRows:
 
     Args:
         max_samples: records read, from the source's start.
-        is_rendered: says whether a text holds the chat template's markup; None where there is no template.
+        template: the tokenizer's, which texts are wrapped in; None takes them as they are.
         findings: is told what is recognised of the files.
         first_row: the number of the source's first row.
     """
@@ -32,15 +33,13 @@ class NumberedRows:
         settings: RowSettings,
         max_samples: int,
         findings: Findings,
-        is_rendered: Callable[[str], bool] | None = None,
+        template: ChatTemplate | None = None,
         first_row: int = 0,
     ) -> None:
         self._records = source.records(findings)
         self._taken = islice(self._records, max_samples)
         self._ahead = _look_ahead(self._taken)
-        self.reader = RowReader(
-            settings.of_source(source.settings), is_rendered, [value for _, _, value in self._ahead]
-        )
+        self.reader = RowReader(settings.of_source(source.settings), template, [value for _, _, value in self._ahead])
         self.next_row = first_row  # the number that the next record's first row gets
 
     def __iter__(self) -> Iterator[tuple[int, list[Row] | BadRow]]:

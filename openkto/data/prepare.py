@@ -131,8 +131,7 @@ class Preparation:
     def _write_source(self, source: Source, first_row: int, writer: Any, is_last: bool) -> int:
         """Write a source's rows; return the number of the next source's first row."""
         template = self._tokenizer.template
-        is_rendered = template.is_rendered if template.exists else None
-        source_rows = NumberedRows(source, self._settings, self._max_samples, self._findings, is_rendered, first_row)
+        source_rows = NumberedRows(source, self._settings, self._max_samples, self._findings, template, first_row)
         reader = source_rows.reader
         batch: list[tuple[int, list[Row]]] = []
         written = characters = 0

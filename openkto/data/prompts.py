@@ -51,8 +51,7 @@ def prompts_of_file(path: str, tokenizer: Any, settings: RowSettings, template_d
     Raises DataError where there is none, or one that cannot be read.
     """
     reader = RowTokenizer(tokenizer, template_date=template_date)
-    template = reader.template
-    maker = RowMaker(replace(settings, weight_key=None), template.is_rendered if template.exists else None)
+    maker = RowMaker(replace(settings, weight_key=None), reader.template)
     prompts = []
     try:
         for place, record, prompt in _read_prompts(path, settings.input_key):

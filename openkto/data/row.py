@@ -1,9 +1,10 @@
 """Make the canonical row of what was read: a prompt and a completion, both texts or both message lists."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from openkto.data.chat_signs import signs_in
 from openkto.data.fields import find
 from openkto.data.messages import (
     Message,
@@ -16,6 +17,7 @@ from openkto.data.messages import (
 )
 from openkto.data.notes import Note
 from openkto.data.problems import BadRow, shorten
+from openkto.data.template import ChatTemplate
 from openkto.data.weights import read_weight
 
 
@@ -71,12 +73,12 @@ class RowMaker:
     """Makes rows with one source's settings.
 
     Args:
-        is_rendered: says whether a text holds the chat template's markup; None where there is no template.
+        template: the tokenizer's, which texts are wrapped in; None takes them as they are.
     """
 
-    def __init__(self, settings: RowSettings, is_rendered: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, settings: RowSettings, template: ChatTemplate | None = None) -> None:
         self._settings = settings
-        self._is_rendered = is_rendered
+        self._template = template
 
     def make(self, place: str, record: dict[str, object], prompt: object, completion: object, label: bool) -> Row:
         """Return the row of a prompt and a completion with what the record says beside them; raises BadRow."""
@@ -92,8 +94,9 @@ class RowMaker:
             if isinstance(completion, str) and begins_with(completion, prompt):
                 notes = ("repeats the prompt",)
             form = self._form_of_text(prompt)
-            if form in ("left plain", "already rendered", None):
+            if form in ("left plain", "already rendered", "template missing", None):
                 notes = notes if form is None else (*notes, form)
+                notes = notes if form == "already rendered" else (*notes, *signs_in(prompt))
                 return self._text_row(place, record, prompt, completion, label, weight, notes)
             notes = (*notes, "wrapped", *(() if form == "wrapped" else (form,)))
             if isinstance(completion, str) and completion.startswith(" ") and not completion[1:2].isspace():
@@ -105,16 +108,18 @@ class RowMaker:
         return self._message_row(place, record, prompt, completion, label, weight, notes)
 
     def _form_of_text(self, prompt: str) -> Note | None:
-        """Return what becomes of a text prompt; None where it stays as it is and there is no template."""
-        settings, is_rendered = self._settings, self._is_rendered
+        """Return what becomes of a text prompt; None where it stays as it is and nothing speaks against that."""
+        settings, template = self._settings, self._template
+        has_template = template is not None and template.exists
+        is_rendered = template is not None and has_template and template.is_rendered(prompt)
         if settings.apply_chat_template:
-            return "wrapped twice" if is_rendered is not None and is_rendered(prompt) else "wrapped"
-        if is_rendered is None:
-            return None
-        if is_rendered(prompt):
+            return "wrapped twice" if is_rendered else "wrapped"
+        if is_rendered:
             return "already rendered"
         is_plain = settings.apply_chat_template is False or settings.input_template is not None
-        return "left plain" if is_plain else "wrapped"
+        if has_template:
+            return "left plain" if is_plain else "wrapped"
+        return "template missing" if template is not None and template.is_missing and not is_plain else None
 
     def _text_row(
         self,
@@ -163,6 +168,8 @@ class RowMaker:
             notes = (*notes, "prefilled")
             if begins_with(str(answer[0]["content"]), str(messages[-1]["content"])):
                 notes = (*notes, "repeats the prompt")
+        if "wrapped twice" not in notes:
+            notes = (*notes, *signs_in(messages))
         kwargs = {
             **self._settings.chat_template_kwargs,
             **read_template_kwargs(place, record.get("chat_template_kwargs")),

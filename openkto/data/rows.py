@@ -5,7 +5,7 @@ bad row and never read as something else.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from openkto.data.fields import find, is_empty
@@ -22,6 +22,7 @@ from openkto.data.labels import LabelReader
 from openkto.data.messages import Message, as_list, read_messages, trailing_assistants
 from openkto.data.problems import BadRow, shorten
 from openkto.data.row import Row, RowMaker, RowSettings, field_names, read_field
+from openkto.data.template import ChatTemplate
 
 MAX_UNREAD_NAMES = 100
 NO_LABEL = "without a label"
@@ -32,18 +33,18 @@ class RowReader:
     """Reads the records of one source, in order.
 
     Args:
-        is_rendered: says whether a text holds the chat template's markup; None where there is no template.
+        template: the tokenizer's, which texts are wrapped in; None takes them as they are.
         ahead: the first records, from which the format is recognised.
     """
 
     def __init__(
         self,
         settings: RowSettings,
-        is_rendered: Callable[[str], bool] | None = None,
+        template: ChatTemplate | None = None,
         ahead: Sequence[object] = (),
     ) -> None:
         self._settings = settings
-        self._maker = RowMaker(settings, is_rendered)
+        self._maker = RowMaker(settings, template)
         self._format: Format | None = None
         self._labels: dict[tuple[str, str], LabelReader] = {}  # by file and field
         self._has_read_labels = False

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from functools import cached_property
 from typing import Any
 
+from openkto.data.chat_signs import seems_to_chat
 from openkto.data.messages import Message
 from openkto.data.problems import BadRow, shorten
 from openkto.process.limits import ROW_CHARACTERS, TooLargeError, memory_limit, time_limit
@@ -32,6 +33,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._date = date
         self.exists = tokenizer.chat_template is not None
+        self.is_missing = not self.exists and seems_to_chat(tokenizer)
         self._special = _pattern(special_tokens(tokenizer))
 
     @property

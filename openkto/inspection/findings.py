@@ -168,10 +168,6 @@ def _add_flags(found: Gathering, seen: SeenRows) -> None:
         **WARNINGS,
         "unknown tokens": "the tokenizer has no token for a part of the text: the model cannot read it",
         "special markup": SPECIAL_MARKUP,
-        "looks like a chat": "the prompt looks like a chat, and no chat template is applied: give messages, or pass "
-        "--apply_chat_template for prompts of one turn",
-        "foreign markup": "the prompt holds the markup of a chat template that is not this tokenizer's, which it reads "
-        "as plain text",
     }
     notes = {
         **INFORMATION,

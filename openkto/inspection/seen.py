@@ -1,7 +1,6 @@
 """What is kept of each row as it passes: some numbers and its words, all in files until they are needed."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from openkto.data.chosen_rows import Columns
 from openkto.data.holdout import DIGEST, digests_in
-from openkto.data.messages import Message
 from openkto.data.notes import INFORMATION, WARNINGS
 from openkto.data.problems import BadRow
 from openkto.data.row import Row
@@ -22,10 +20,6 @@ from openkto.data.tokenize import TokenizedRow
 from openkto.inspection.column import Column, numbered
 from openkto.inspection.words import WordFile
 
-# How transcripts and other models' templates mark whose turn it is, at the start of a line or as a token.
-TRANSCRIPT = re.compile(r"(?im)^\s*(?:#+\s*)?(?:user|human|assistant|instruction|response|q|a)\s*:")
-MARKUP = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|\[INST\]|<start_of_turn>|<\|(?:user|assistant|system)\|>")
-LEAST_TURNS = 2  # lines that begin so
 KINDS = (
     *WARNINGS,
     *INFORMATION,
@@ -36,8 +30,6 @@ KINDS = (
     "begins with BOS",
     "ends with EOS",
     "no template",
-    "looks like a chat",
-    "foreign markup",
 )
 BIT = {kind: 1 << number for number, kind in enumerate(KINDS)}
 FIRST_ROWS = 5  # of a kind that are shown
@@ -150,10 +142,7 @@ class SeenRows:
             "ends with EOS": self._eos is not None and tokens.completion_ids[-1] == self._eos,
             "no template": isinstance(row.prompt, str) and "already rendered" not in kinds,
         }
-        kinds |= {kind for kind, holds in is_said.items() if holds}
-        if "already rendered" not in kinds and "wrapped twice" not in kinds:
-            kinds |= _chat_in(row.prompt, is_plain="no template" in kinds)
-        return kinds
+        return kinds | {kind for kind, holds in is_said.items() if holds}
 
 
 def _parted(place: str) -> tuple[str, int]:
@@ -162,12 +151,3 @@ def _parted(place: str) -> tuple[str, int]:
     digits = place[len(head) :]
     is_number = digits.isascii() and bool(digits) and str(int(digits[:18])) == digits
     return (head, int(digits)) if is_number else (place, -1)
-
-
-def _chat_in(prompt: str | list[Message], is_plain: bool) -> set[str]:
-    """Return what a prompt's text shows of a chat that no template has written."""
-    text = text_of(prompt)
-    found = {"foreign markup"} if MARKUP.search(text) else set()
-    if is_plain and (found or len(TRANSCRIPT.findall(text)) >= LEAST_TURNS):
-        return {"looks like a chat"}
-    return found

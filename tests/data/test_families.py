@@ -58,7 +58,7 @@ def tokenize(family: Family, name: str, with_stops: bool = True) -> TokenizedRow
     stops = tokenizer.convert_tokens_to_ids(list(family.stops)) if with_stops else ()
     row_tokenizer = RowTokenizer(tokenizer, end_token_ids=stops, template_date=DAY)
     settings = RowSettings(chat_template_kwargs=family.kwargs)
-    rows = RowReader(settings, row_tokenizer.template.is_rendered).read("f:1", "f", {**ROWS[name], "label": True})
+    rows = RowReader(settings, row_tokenizer.template).read("f:1", "f", {**ROWS[name], "label": True})
     return row_tokenizer.tokenize(rows)[0]
 
 

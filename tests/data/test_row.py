@@ -1,7 +1,10 @@
 """What becomes of a prompt and a completion: plain, wrapped in the chat template, or taken as already rendered."""
 
+import logging
+
 import pytest
 
+from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.data.problems import BadRow
 from openkto.data.row import Row, RowSettings, begins_with
 from openkto.data.rows import RowReader
@@ -14,8 +17,8 @@ RENDERED = "<|start|>user\nhi<|end|>\n<|start|>assistant\n"
 
 
 def read(record: dict, template: bool = True, **settings: object) -> Row:
-    is_rendered = ChatTemplate(byte_tokenizer()).is_rendered if template else None
-    (row,) = RowReader(RowSettings(**settings), is_rendered).read("f:1", "f", {"label": True, **record})
+    own = ChatTemplate(byte_tokenizer()) if template else None
+    (row,) = RowReader(RowSettings(**settings), own).read("f:1", "f", {"label": True, **record})
     return row
 
 
@@ -47,6 +50,62 @@ def test_a_template_of_plain_words_is_recognised_by_both_ends_of_a_turn():
     is_rendered = ChatTemplate(byte_tokenizer(chat_template=template)).is_rendered
     assert is_rendered("user: hi\nassistant:")
     assert not is_rendered("Ask the user: what now?")
+
+
+TRANSCRIPT = "User: hi\nAssistant: hello\nUser: and now?"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template", "settings", "notes"),
+    [
+        (TRANSCRIPT, False, {}, ("looks like a chat",)),
+        (TRANSCRIPT, True, {"apply_chat_template": False}, ("left plain", "looks like a chat")),
+        (TRANSCRIPT, True, {}, ("wrapped",)),
+        ("[INST] hi [/INST]", False, {}, ("looks like a chat",)),
+        ("[INST] hi [/INST]", True, {}, ("wrapped", "foreign markup")),
+        ([{"role": "user", "content": "<|im_start|>hi"}], True, {}, ("foreign markup",)),
+        ("User: hi", False, {}, ()),
+        ("hi", False, {"input_template": "[INST] {} [/INST]"}, ()),
+    ],
+)
+def test_a_prompt_that_looks_like_a_chat_is_noted_where_no_template_has_written_it(prompt, template, settings, notes):
+    assert read({**TEXT, "prompt": prompt}, template, **settings).notes == notes
+
+
+def chat_tokenizer(name="", token=None):
+    """Return a tokenizer without a template, of that name, or with that token."""
+    tokenizer = byte_tokenizer(chat_template=None)
+    tokenizer.name_or_path = f"models/{name}"
+    if token is not None:
+        tokenizer.add_tokens([token], special_tokens=True)
+    return tokenizer
+
+
+@pytest.mark.parametrize("signs", [{"name": "Some-7B-Instruct"}, {"name": "tiny-chat"}, {"token": "<|im_start|>"}])
+def test_a_chat_model_without_a_template_is_noted_unless_plain_texts_are_asked_for(signs):
+    template = ChatTemplate(chat_tokenizer(**signs))
+
+    def notes(**settings):
+        return RowReader(RowSettings(**settings), template).read("f:1", "f", TEXT)[0].notes
+
+    assert notes() == ("template missing",)
+    assert notes(apply_chat_template=False) == notes(input_template="Q: {}\nA:") == ()
+
+
+@pytest.mark.parametrize("name", ["base-7B", "chatty", "Italian-1B"])
+def test_a_base_model_needs_no_template(name):
+    assert not ChatTemplate(chat_tokenizer(name)).is_missing
+
+
+def test_a_start_warns_of_a_chat_model_without_a_template_and_says_what_helps(caplog):
+    rows = [{"prompt": "hi", "completion": f" hello {n}", "label": n == 0} for n in range(3)]
+    with caplog.at_level(logging.WARNING):
+        UnpairedPreferenceDataset(rows, chat_tokenizer("Some-7B-Instruct"), 99)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("warning: data: 3 rows: the prompt is a plain text and stays one: the tokenizer seems to be")
+    assert "chat_template.jinja" in line
+    assert "--input_template" in line
+    assert "--apply_chat_template false" in line
 
 
 @pytest.mark.parametrize(("completion", "expected"), [(" a", "a"), ("  a", "  a"), ("a", "a"), ("\ta", "\ta")])
