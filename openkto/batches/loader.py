@@ -70,6 +70,16 @@ class RankBatch(NamedTuple):
     slots: int  # what the forwards run: tokens and padding, matched and mismatched
 
 
+class BatchPlan(NamedTuple):
+    """The pairs of a global batch, by whose prompt and whose completion they have, and who runs which when."""
+
+    own_N2: IntArray
+    matched: PairPlan
+    pairs_P2: IntArray  # the mismatched ones, N or none
+    mismatched: PairPlan | None
+    shared: PairPlan | None  # of both, for forwards that share prompts between them; None where that saves nothing
+
+
 def check_pairable(dataset: TokenRows) -> None:
     """Raise DataError for a set of a single row, where a loss needs pairs of different rows."""
     if len(dataset) == 1:
@@ -240,53 +250,50 @@ class KTODataLoader:
         keys_P, length = data.prompt_keys[pairs_P2[:, 0]], self.layout.attention_length
         return plan_shared(lengths_P, prompt_P, keys_P, self.world_size, max_rows, max_tokens, attention_length=length)
 
+    def plan_batch(self, index_N: IntArray) -> BatchPlan:
+        """Pair the rows of a global batch, by their positions in the data set, and deal all pairs."""
+        data, own_N2 = self.dataset, np.stack([index_N, index_N], axis=1)
+        matched = self.plan_pairs(own_N2, with_gradient=self.shuffle)
+        pairs_P2, mismatched, shared = own_N2[:0], None, None
+        if self.needs_mismatched:
+            partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
+            pairs_P2 = np.stack([index_N, index_N[partner_N]], axis=1)
+            mismatched = self.plan_pairs(pairs_P2)
+        if self.layout.shares_pairs:
+            shared = self.plan_pairs(np.concatenate([own_N2, pairs_P2]))
+        is_worth_it = shared is not None and bool(shared.reused_P.any())
+        return BatchPlan(own_N2, matched, pairs_P2, mismatched, shared if is_worth_it else None)
+
     def make_batch(self, index_N: IntArray) -> RankBatch:
         """Return this rank's share of a global batch, by the positions of its rows in the data set."""
-        data, place_N = self.dataset, np.arange(len(index_N))
-        own_N2 = np.stack([index_N, index_N], axis=1)
-        planned = self.plan_pairs(own_N2, with_gradient=self.shuffle)
-        matched = self.of_rank(own_N2, planned, place_N)
-        batch = RankBatch(
+        data, planned = self.dataset, self.plan_batch(index_N)
+        own_N2, pairs_P2, place_P = planned.own_N2, planned.pairs_P2, np.arange(len(planned.own_N2) * 2)
+        matched = self.of_rank(own_N2, planned.matched, place_P[: len(own_N2)])
+        mismatched: list[MicroBatch] = []
+        if planned.mismatched is not None:
+            mismatched = self.of_rank(pairs_P2, planned.mismatched, place_P[len(own_N2) :])
+        shared: list[MicroBatch] = []
+        if planned.shared is not None:
+            every_P2 = np.concatenate([own_N2, pairs_P2])
+            shared = self.of_rank(every_P2, planned.shared, place_P[: len(every_P2)])
+        prompts_P2, completions_P2 = data.prompt_keys[pairs_P2], data.completion_keys[pairs_P2]
+        same_prompt_P = prompts_P2[:, 0] == prompts_P2[:, 1]
+        same_completion_P = (completions_P2[:, 0] == completions_P2[:, 1]) & ~same_prompt_P
+        shares = planned.matched.plan
+        return RankBatch(
             matched=matched,
-            mismatched=[],
-            shared=[],
-            rows=data.rows[index_N],
-            kl_rows=np.empty(0, dtype=np.int64),
-            same_prompt=0,
-            same_completion=0,
-            desirable_tokens=sum(int(m["loss_mask"][m["label"]].sum()) for m in matched),
-            matched_lines=[
-                sum(max(1, len(shares[rank])) for shares in planned.plan) for rank in range(self.world_size)
-            ],
-            matched_tokens=int((planned.run_P + planned.reused_P).sum()),
-            mismatched_tokens=0,
-            slots=self._slots(planned),
-        )
-        if not self.needs_mismatched:
-            return batch._replace(shared=self._shared(own_N2))
-        prompts_N, completions_N = data.prompt_keys[index_N], data.completion_keys[index_N]
-        partner_N = pair_mismatched(prompts_N, completions_N)
-        same_prompt_N = prompts_N == prompts_N[partner_N]
-        same_completion_N = (completions_N == completions_N[partner_N]) & ~same_prompt_N
-        pairs_N2 = np.stack([index_N, index_N[partner_N]], axis=1)
-        planned = self.plan_pairs(pairs_N2)
-        mismatched = self.of_rank(pairs_N2, planned, len(index_N) + place_N)
-        return batch._replace(
             mismatched=[{f"kl_{name}": tensor for name, tensor in m.items()} for m in mismatched],
-            shared=self._shared(np.concatenate([own_N2, pairs_N2])),
-            kl_rows=batch.rows[partner_N],
-            same_prompt=int(same_prompt_N.sum()),
-            same_completion=int(same_completion_N.sum()),
-            mismatched_tokens=int(planned.run_P.sum()),
-            slots=batch.slots + self._slots(planned),
+            shared=shared,
+            rows=data.rows[index_N],
+            kl_rows=data.rows[pairs_P2[:, 1]],
+            same_prompt=int(same_prompt_P.sum()),
+            same_completion=int(same_completion_P.sum()),
+            desirable_tokens=sum(int(m["loss_mask"][m["label"]].sum()) for m in matched),
+            matched_lines=[sum(max(1, len(of_ranks[rank])) for of_ranks in shares) for rank in range(self.world_size)],
+            matched_tokens=int((planned.matched.run_P + planned.matched.reused_P).sum()),
+            mismatched_tokens=0 if planned.mismatched is None else int(planned.mismatched.run_P.sum()),
+            slots=sum(self._slots(one) for one in (planned.matched, planned.mismatched) if one is not None),
         )
-
-    def _shared(self, pairs_P2: IntArray) -> list[MicroBatch]:
-        """Return this rank's share of all pairs in one plan, or nothing where no prompt would run once less."""
-        if not self.layout.shares_pairs:
-            return []
-        planned = self.plan_pairs(pairs_P2)
-        return self.of_rank(pairs_P2, planned, np.arange(len(pairs_P2))) if planned.reused_P.any() else []
 
     def _slots(self, planned: PairPlan) -> int:
         """Return the places for tokens that all ranks' forwards of a plan run through."""

@@ -130,7 +130,7 @@ def prepare_models(
     check_forwards(config, strategy, actor, ref_actor, ref_model)
     others = [] if ref_actor is None else [ref_actor]
     reference = make_reference(model, actor, cached or ref_model, strategy)
-    plan_for(loaders, actor, *others, reference=reference, by_token=config.loss.facts.by_token)
+    plan_for(loaders, actor, *others, reference_runs=cached is None, by_token=config.loss.facts.by_token)
     return model, reference
 
 

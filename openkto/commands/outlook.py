@@ -30,6 +30,11 @@ def say_outlook(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
         log.info("data: %d rows repeat another row's prompt, completion and label", repeated)
     log.info("%s", describe_steps(config, len(rows)))
     log.info("%s", describe_checkpoints(config))
+    warn_of_outlook(config, rows)
+
+
+def warn_of_outlook(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
+    """Log a warning for each thing that makes the run teach little."""
     for line in [*outlook_warnings(config, len(rows)), *collisions(config, rows)]:
         log.warning("warning: %s", line)
 

@@ -27,6 +27,7 @@ from openkto.errors import ConfigError
 
 if TYPE_CHECKING:
     from openkto.batches.loader import KTODataLoader
+    from openkto.data.dataset import UnpairedPreferenceDataset
     from openkto.models import Actor
     from openkto.planning.activations import Shape
     from openkto.planning.machine import Machine
@@ -97,11 +98,9 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
     )
     references = {trains: _references(config, trains) for trains in actors}
     for limit in _limits(config, options):
-        loaders = {trains: _loader(config, machine, rows, limit, actor) for trains, actor in actors.items()}
+        loaders = {trains: _loader(config, base, rows, limit, actor, other) for trains, actor in actors.items()}
         batches = {trains: dealt_batches(loader) for trains, loader in loaders.items()}
-        shapes = {
-            trains: largest_shapes(batches[trains], packed=loader.layout.packed) for trains, loader in loaders.items()
-        }
+        shapes = {trains: largest_shapes(loader, batches[trains]) for trains, loader in loaders.items()}
         sizes = {trains: _sizes(config, machine, actor, shapes[trains], other) for trains, actor in actors.items()}
         found = choices(sizes, base, references, lambda way: _allows(config, options, way))
         choice = best(found, machine.room)
@@ -184,7 +183,8 @@ def _policies(config: RunConfig, options: RunOptions, precision: str) -> "dict[T
 
 
 def _kernels(config: RunConfig) -> dict[str, Any]:
-    return {"packing": config.model.packing, "attn_implementation": config.model.attn_implementation}
+    names = ("packing", "attn_implementation", "share_prompts")
+    return {name: vars(config.model)[name] for name in names}
 
 
 def _other_reference(config: RunConfig) -> "Actor | None":
@@ -263,12 +263,27 @@ def _rows(config: RunConfig) -> tuple[Any, str]:
     if not config.data.dataset:
         rows = EqualRows(config.train.train_batch_size, longest)
         return rows, f"none are given: each is assumed to have --max_len {longest} tokens, half of them scored"
-    from openkto.commands.data import training_set
-    from openkto.commands.rows import load_tokenizer_of
-
-    found = training_set(config, load_tokenizer_of(config, policy_name(config.model)))
+    found = _checked_rows(config)
     lengths = found.cut_lengths(found.prompt_lengths, found.completion_lengths)
     return found, f"{len(found)}, {lengths.mean():.0f} tokens in the mean, {lengths.max()} at most, --max_len {longest}"
+
+
+def _checked_rows(config: RunConfig) -> "UnpairedPreferenceDataset":
+    """Return the rows to train on; say of them and of those to evaluate on what the run would warn of or refuse."""
+    from openkto.commands.build import check_models, model_names
+    from openkto.commands.check import check_evaluation
+    from openkto.commands.data import check_sets, stops_of_rows, training_set, weights_of_classes
+    from openkto.commands.outlook import warn_of_outlook
+
+    models = model_names(config)
+    tokenizer = check_models(config, models)
+    rows = training_set(config, tokenizer)
+    check_sets(config, models, [rows])
+    weights_of_classes(config.loss, rows)
+    warn_of_outlook(config, rows)
+    stops_of_rows(rows, models.policy, config.model.trust_remote_code)
+    check_evaluation(config, models, tokenizer)
+    return rows
 
 
 def _limits(config: RunConfig, options: RunOptions) -> Iterator[int | None]:
@@ -278,8 +293,10 @@ def _limits(config: RunConfig, options: RunOptions) -> Iterator[int | None]:
         yield from SMALLER
 
 
-def _loader(config: RunConfig, machine: "Machine", rows: Any, limit: int | None, actor: "Actor") -> "KTODataLoader":
-    """Return the run's loader, told of the model as in training."""
+def _loader(
+    config: RunConfig, base: "Way", rows: Any, limit: int | None, actor: "Actor", other: "Actor | None"
+) -> "KTODataLoader":
+    """Return the run's loader, told of the models as in a training whose reference runs in each step."""
     from openkto.batches.loader import WITHOUT_GRADIENT, KTODataLoader
     from openkto.trainer.planning import plan_for
 
@@ -289,11 +306,13 @@ def _loader(config: RunConfig, machine: "Machine", rows: Any, limit: int | None,
         config.train.train_batch_size,
         # What is measured on a GPU fits by itself, if one row does.
         1 if tokens == "auto" else limit,
-        world_size=machine.ranks,
+        world_size=base.ranks,
         seed=config.train.seed,
         max_tokens_per_micro_batch=tokens if isinstance(tokens, int) else None,
         needs_mismatched=config.loss.facts.needs_z_ref,
-        larger_without_gradient=WITHOUT_GRADIENT[machine.device],
+        larger_without_gradient=WITHOUT_GRADIENT[base.device],
     )
-    plan_for([loader], actor)
+    others = [] if other is None else [other]
+    by_token = config.loss.facts.by_token
+    plan_for([loader], actor, *others, reference_runs=True, by_token=by_token, precision=base.precision)
     return loader

@@ -34,6 +34,10 @@ class Columns(NamedTuple):
     prompt_keys: NDArray[Any]  # a whole number from 0 for each different one
     completion_keys: NDArray[Any]
 
+    def of(self, is_meant: NDArray[np.bool_]) -> "Columns":
+        """Return those of some rows."""
+        return Columns(**{name: values[is_meant] for name, values in self._asdict().items()})
+
 
 @dataclass(frozen=True)
 class ChosenRows:
@@ -98,7 +102,7 @@ def _report(
 ) -> DataReport:
     labels = columns.labels
     is_cut = (columns.prompt_lengths + columns.completion_lengths > max_len)[index]
-    own = columns if is_own.all() else Columns(*(values[is_own] for values in columns))
+    own = columns if is_own.all() else columns.of(is_own)
     return DataReport(
         rows_read=counts.rows_read,
         kept=len(index),

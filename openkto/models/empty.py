@@ -1,5 +1,7 @@
 """A model without its weights, on the meta device: for the names and sizes of its layers."""
 
+from typing import Any
+
 import peft
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -35,6 +37,7 @@ def empty_actor(
     dtype: torch.dtype = torch.float32,
     packing: PackingChoice = "auto",
     attn_implementation: str = "auto",
+    share_prompts: PackingChoice = "auto",
 ) -> Actor:
     """Return the policy that training makes of a model or an adapter's folder, without its weights.
 
@@ -48,7 +51,8 @@ def empty_actor(
         lora = LoraConfig() if is_adapter else settings
         if attn_implementation == "eager":
             model.set_attn_implementation(attn_implementation)
-        actor = Actor(model, packing=packing, attn_implementation=attn_implementation, lora=lora)
+        kernels: dict[str, Any] = {"packing": packing, "share_prompts": share_prompts}
+        actor = Actor(model, attn_implementation=attn_implementation, lora=lora, **kernels)
         if is_adapter:
             known = read_adapter_config(pretrain)
             known.inference_mode = False

@@ -54,8 +54,8 @@ class Plan:
             return None
         filling = 0.0
         if choice.way.reference == "cached":
-            filling = self.num_steps * step.mismatched_reference
-            filling += min(self.num_steps, self.steps_per_epoch) * step.matched_reference
+            first = min(self.num_steps, self.steps_per_epoch)
+            filling = first * step.filling + (self.num_steps - first) * step.filling_later
         return (seconds * self.num_steps + filling / (rate * self.machine.ranks)) / 3600
 
     def nearest_in_words(self) -> str:

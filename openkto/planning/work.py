@@ -1,6 +1,6 @@
 """What a step runs, from the rows' lengths: the run's own batches, pairs and micro-batches, without their tokens.
 
-Shapes:  N = rows in a global batch.
+Shapes:  N = rows in a global batch, P = pairs of a prompt and a completion, B = those of a micro-batch.
 Units:   tokens, FLOPs over all ranks.
 """
 
@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray
-from openkto.batches.loader import KTODataLoader
-from openkto.batches.pairing import pair_mismatched
+from openkto.batches.loader import BatchPlan, KTODataLoader
 from openkto.batches.plan import plan_cost, row_costs
+from openkto.batches.sharing import PairPlan
 from openkto.planning.activations import Shape
 from openkto.report.flops import ForwardWork
 
@@ -31,7 +31,9 @@ class Step:
         head_again: of the head, which the backward computes a second time.
         layers_again: of the layers, where they are recomputed as a whole.
         mismatched: of the policy's forward on mismatched pairs.
-        matched_reference, mismatched_reference: of the reference's forwards.
+        reference: of the reference's forwards, where they run in the step.
+        filling: of the reference's, where they fill a cache before the run: a step's of the first epoch.
+        filling_later: a step's of a later epoch, whose mismatched pairs are others.
         waiting: how much longer the busiest rank takes than the mean of the ranks, in ratio.
     """
 
@@ -41,25 +43,28 @@ class Step:
     head_again: float
     layers_again: float
     mismatched: float
-    matched_reference: float
-    mismatched_reference: float
+    reference: float
+    filling: float
+    filling_later: float
     waiting: float
 
     def flops(self, *, is_recomputed: bool, is_cached: bool) -> float:
         """Return what a step computes, useful or again."""
         computed = self.training + self.head_again + self.mismatched + (self.layers_again if is_recomputed else 0.0)
-        return computed + (0.0 if is_cached else self.matched_reference + self.mismatched_reference)
+        return computed + (0.0 if is_cached else self.reference)
 
 
-class Dealt(NamedTuple):
-    """A batch as the ranks will run it: its rows' and pairs' lengths, their scored tokens, and who runs which when."""
+class PairSizes(NamedTuple):
+    """The tokens of pairs that run together or one after another, [P]."""
 
-    lengths_N: IntArray
-    scored_N: IntArray
-    plan: list[list[IntArray]]
+    lengths_P: IntArray
+    scored_P: IntArray
+    reused_P: IntArray  # of its prompt, which run in another pair
 
-
-Batch = tuple[Dealt, Dealt | None]  # its matched rows, and its mismatched pairs where the loss takes them
+    def forward(self, work: ForwardWork) -> float:
+        """Return the FLOPs of a forward on all of them."""
+        lengths_P, reused_P = (torch.from_numpy(n.astype(np.int64)) for n in (self.lengths_P, self.reused_P))
+        return work.forward(lengths_P, int(self.scored_P.sum()), reused_P)
 
 
 @dataclass
@@ -70,6 +75,7 @@ class EqualRows:
     length: int
     pad_token_id: int = 0
     name: str = "assumed rows"
+    truncation: str = "completion"
 
     def __post_init__(self) -> None:
         self.rows = self.prompt_keys = self.completion_keys = np.arange(self.count, dtype=np.int64)
@@ -86,72 +92,86 @@ class EqualRows:
         return prompt_lengths + completion_lengths
 
 
-def dealt_batches(loader: KTODataLoader) -> list[Batch]:
+def dealt_batches(loader: KTODataLoader) -> list[BatchPlan]:
     """Return some of the first epoch's batches as the ranks get them."""
     order, count = loader.order(0), len(loader)
     chosen = np.unique(np.linspace(0, count - 1, min(count, BATCHES)).astype(int))
-    return [_dealt(loader, order[loader.bounds[b] : loader.bounds[b + 1]]) for b in chosen]
+    return [loader.plan_batch(order[loader.bounds[b] : loader.bounds[b + 1]]) for b in chosen]
 
 
-def _dealt(loader: KTODataLoader, index_N: IntArray) -> Batch:
-    data = loader.dataset
-
-    def deal(partner_N: IntArray, *, with_gradient: bool) -> Dealt:
-        lengths_N = loader.pair_lengths(index_N, partner_N)
-        scored_N: IntArray = np.minimum(data.completion_lengths[partner_N], lengths_N - 1)  # never a row's first token
-        return Dealt(lengths_N, scored_N, loader.plan(lengths_N, with_gradient=with_gradient))
-
-    matched = deal(index_N, with_gradient=True)
-    if not loader.needs_mismatched:
-        return matched, None
-    partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
-    return matched, deal(index_N[partner_N], with_gradient=False)
+def _sizes(loader: KTODataLoader, pairs_P2: IntArray, planned: PairPlan) -> PairSizes:
+    lengths_P = planned.run_P + planned.reused_P
+    # Never a row's first token.
+    scored_P: IntArray = np.minimum(loader.dataset.completion_lengths[pairs_P2[:, 1]], lengths_P - 1)
+    return PairSizes(lengths_P, scored_P, planned.reused_P)
 
 
-def largest_shapes(batches: list[Batch], *, packed: bool) -> tuple[Shape, Shape]:
+def largest_shapes(loader: KTODataLoader, batches: list[BatchPlan]) -> tuple[Shape, Shape]:
     """Return the largest micro-batches with gradient and without."""
-    matched = [_largest(one, packed) for one, _ in batches]
-    mismatched = [_largest(one, packed) for _, one in batches if one is not None]
-    return max(matched, key=_slots), max(matched + mismatched, key=_slots)
+    matched, others = [], []
+    for batch in batches:
+        matched.append(_largest(loader, batch.own_N2, batch.matched))
+        every_P2 = np.concatenate([batch.own_N2, batch.pairs_P2])
+        for pairs_P2, planned in ((batch.pairs_P2, batch.mismatched), (every_P2, batch.shared)):
+            others += [] if planned is None else [_largest(loader, pairs_P2, planned)]
+    return max(matched, key=_slots), max(matched + others, key=_slots)
 
 
-def _largest(dealt: Dealt, packed: bool) -> Shape:
-    shares = [share for shares in dealt.plan for share in shares if len(share)]
-    return max((_shape(dealt, share, packed) for share in shares), key=_slots)
+def _largest(loader: KTODataLoader, pairs_P2: IntArray, planned: PairPlan) -> Shape:
+    """Return the largest micro-batch of a plan."""
+    scored_P, run_P, packed = _sizes(loader, pairs_P2, planned).scored_P, planned.run_P, loader.layout.packed
+    shares = [share for shares in planned.plan for share in shares if len(share)]
+    return max((_shape(run_P[share], int(scored_P[share].sum()), packed) for share in shares), key=_slots)
 
 
-def _shape(dealt: Dealt, share: IntArray, packed: bool) -> Shape:
-    lengths, scored = dealt.lengths_N[share], int(dealt.scored_N[share].sum())
-    return Shape(1, int(lengths.sum()), scored) if packed else Shape(len(share), int(lengths.max()), scored)
+def _shape(run_B: IntArray, scored: int, packed: bool) -> Shape:
+    return Shape(1, int(run_B.sum()), scored) if packed else Shape(len(run_B), int(run_B.max()), scored)
 
 
 def _slots(shape: Shape) -> int:
     return shape.rows * shape.length
 
 
-def mean_step(loader: KTODataLoader, batches: list[Batch], policy: ForwardWork, reference: ForwardWork) -> Step:
+def mean_step(loader: KTODataLoader, batches: list[BatchPlan], policy: ForwardWork, reference: ForwardWork) -> Step:
     """Return the mean of some of the first epoch's steps, which the loader's batches make."""
-    found = [_step(loader, *one, policy, reference) for one in batches]
-    return Step(**{name: float(np.mean([vars(one)[name] for one in found])) for name in vars(found[0])})
-
-
-def _step(
-    loader: KTODataLoader, matched: Dealt, pairs: Dealt | None, policy: ForwardWork, reference: ForwardWork
-) -> Step:
-    lengths, scored = torch.from_numpy(matched.lengths_N.astype(np.int64)), int(matched.scored_N.sum())
-    mismatched = mismatched_reference = 0.0
-    if pairs is not None:
-        sizes = torch.from_numpy(pairs.lengths_N.astype(np.int64)), int(pairs.scored_N.sum())
-        mismatched, mismatched_reference = policy.forward(*sizes), reference.forward(*sizes)
-    costs_N = row_costs(matched.lengths_N, loader.layout.attention_length)
-    return Step(
-        rows=len(lengths),
-        tokens=float(lengths.sum()),
-        training=policy.training(lengths, scored),
-        head_again=policy.head_again(scored),
-        layers_again=policy.forward(lengths, 0),
-        mismatched=mismatched,
-        matched_reference=reference.forward(lengths, scored),
-        mismatched_reference=mismatched_reference,
-        waiting=plan_cost(matched.plan, costs_N) * loader.world_size / float(costs_N.sum()),
+    found = [_step(loader, one, policy, reference) for one in batches]
+    mean = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    pairs_P2 = np.concatenate([one.pairs_P2 for one in batches])
+    every_P2 = np.concatenate([*(one.own_N2 for one in batches), pairs_P2])
+    # What fills a cache has the pairs of all batches before it, and so shares more prompts than a step does.
+    filling, later = (
+        _planned_together(loader, some).forward(reference) / len(batches) for some in (every_P2, pairs_P2)
     )
+    return Step(**mean, filling=filling, filling_later=later)
+
+
+def _planned_together(loader: KTODataLoader, pairs_P2: IntArray) -> PairSizes:
+    """Return the sizes of pairs that are planned without regard to batches; a plan takes its time."""
+    lengths_P = loader.pair_lengths(pairs_P2[:, 0], pairs_P2[:, 1])
+    planned = PairPlan([], lengths_P, np.zeros_like(lengths_P))
+    if loader.layout.shares_prompts:
+        planned = loader.plan_pairs(pairs_P2)
+    return _sizes(loader, pairs_P2, planned)
+
+
+def _step(loader: KTODataLoader, batch: BatchPlan, policy: ForwardWork, reference: ForwardWork) -> dict[str, float]:
+    """Return what `Step` has of one step."""
+    matched = _sizes(loader, batch.own_N2, batch.matched)
+    parts = [matched]
+    if batch.mismatched is not None:
+        parts.append(_sizes(loader, batch.pairs_P2, batch.mismatched))
+    of_reference = parts
+    if batch.shared is not None:
+        of_reference = [_sizes(loader, np.concatenate([batch.own_N2, batch.pairs_P2]), batch.shared)]
+    lengths, scored = torch.from_numpy(matched.lengths_P.astype(np.int64)), int(matched.scored_P.sum())
+    costs_N = row_costs(matched.lengths_P, loader.layout.attention_length)
+    return {
+        "rows": len(lengths),
+        "tokens": float(lengths.sum()),
+        "training": policy.training(lengths, scored),
+        "head_again": policy.head_again(scored),
+        "layers_again": policy.forward(lengths, 0),
+        "mismatched": sum(part.forward(policy) for part in parts[1:]),
+        "reference": sum(part.forward(reference) for part in of_reference),
+        "waiting": plan_cost(batch.matched.plan, costs_N) * loader.world_size / float(costs_N.sum()),
+    }

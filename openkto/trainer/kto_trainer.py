@@ -198,7 +198,7 @@ class KTOTrainer:
             [self.train_dataloader, *self.eval_dataloaders.values()],
             self.model.module,
             *others,
-            reference=self.reference,
+            reference_runs=not isinstance(self.reference, CachedReference),
             by_token=self.loss.facts.by_token,
             precision=self.strategy.precision,
         )

@@ -9,8 +9,6 @@ from openkto.errors import ConfigError
 from openkto.models.packing import PACKED
 from openkto.models.positions import check_row_lengths, row_lengths
 from openkto.report.flops import forward_work
-from openkto.trainer.protocols import Reference
-from openkto.trainer.reference import CachedReference
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +17,7 @@ def plan_for(
     loaders: list[KTODataLoader],
     actor: Any,
     *others: Any,
-    reference: Reference | None = None,
+    reference_runs: bool = False,
     by_token: bool = False,
     precision: str = "fp32",
 ) -> None:
@@ -29,7 +27,7 @@ def plan_for(
 
     Args:
         others: further actors that run the same micro-batches, such as the reference.
-        reference: of the batches that the loaders make, where they are for training or evaluation.
+        reference_runs: whether a reference runs the batches that the loaders make, for training or evaluation.
         by_token: whether a loss needs more of it, and of the policy, than a number a row.
         precision: in which the models compute.
 
@@ -42,7 +40,6 @@ def plan_for(
     apart_at = {limit for limit in found if limit is not None}
     attention_length = forward_work(actor).attention_length
     shares_prompts = _shares_prompts(loaders, [actor, *others])
-    reference_runs = reference is not None and not isinstance(reference, CachedReference)
     trains_shared = reference_runs and pairs_run_together(actor.share_prompts, precision)
     vocabulary = min(config.get_text_config().vocab_size for config in configs)
     for loader in loaders:

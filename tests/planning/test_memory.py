@@ -45,7 +45,7 @@ def predicted(ranks: int, settings: dict[str, Any]) -> float:
     reference = sum(p.numel() for p in actor.parameters())
     sizes = count_sizes(
         actor,
-        largest_shapes(dealt_batches(loader), packed=loader.layout.packed),
+        largest_shapes(loader, dealt_batches(loader)),
         "cpu",
         reference=reference,
         recomputation=(how,),

@@ -5,8 +5,12 @@ import json
 import pytest
 import transformers
 
+from openkto.commands.data import training_set
+from openkto.commands.outlook import outlook_warnings
 from openkto.commands.plan import main
-from openkto.errors import ConfigError
+from openkto.commands.rows import load_tokenizer_of
+from openkto.config.flags import parse
+from openkto.errors import ConfigError, DataError
 from tests.text_rows import write_model, write_rows
 
 
@@ -55,6 +59,30 @@ def test_offload_at_stage_1_is_looked_at_where_it_is_asked_for(words, capsys):
     (one,) = found["choices"]
     assert (one["zero_stage"], one["parts"]["optimizer"]) == (1, 0.0)
     assert one["offloaded_bytes"] == 16 * found["parameters"]["full"]["trained"]
+
+
+def test_a_plan_warns_of_what_the_run_would_warn_of(words, capsys, caplog, tmp_path):
+    write_rows(tmp_path / "held.jsonl", 4)
+    given = [*words, "--desirable_loss_weight", "9", "--early_stop_patience", "3", "--lora_rank", "0"]
+    given += ["--eval_dataset", str(tmp_path / "held.jsonl"), "--keep_best", "loss", "--eval_steps", "1"]
+    plan_of([*given, "--gpus", "1", "--gpu_memory", "80"], capsys)
+    config, _ = parse(given, "train")
+    rows = training_set(config, load_tokenizer_of(config, words[1]))
+    expected = outlook_warnings(config, len(rows))
+    said = [record.getMessage().removeprefix("warning: ") for record in caplog.records if record.levelname == "WARNING"]
+    assert expected[0].startswith("the run has 1 step")
+    assert expected[1].startswith("--early_stop_patience 3: the run has 1 evaluations")
+    assert set(expected) < set(said)
+    assert any("is outside [1, 4/3]" in line for line in said)
+    assert any(line.startswith("z_ref of the evaluation set held is a mean over 4") for line in said)
+
+
+def test_a_plan_refuses_what_the_run_would_refuse(words, tmp_path):
+    write_rows(tmp_path / "one.jsonl", 1)
+    with pytest.raises(DataError, match="got a set of one row"):
+        main([*words[:2], "--dataset", str(tmp_path / "one.jsonl")])
+    with pytest.raises(ConfigError, match="--save_path: must not be the folder of a model"):
+        main([*words, "--save_path", words[1]])
 
 
 def test_without_rows_each_has_the_longest_length(words, capsys):

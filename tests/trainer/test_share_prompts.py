@@ -15,7 +15,6 @@ from openkto.models import Actor
 from openkto.process.stops import StopRequest
 from openkto.report.flops import actor_in
 from openkto.trainer.planning import plan_for
-from openkto.trainer.reference import CachedReference, ModelReference
 from openkto.trainer.reference_cache import ReferenceCache
 from tests.helpers.records import lines
 from tests.helpers.runs import assert_same
@@ -150,8 +149,8 @@ def test_in_half_precision_auto_leaves_the_reference_of_a_step_the_policys_micro
 ):
     rows, actor = token_rows([True] * 4), Actor(tiny_llama(), share_prompts=choice)
     loaders = [KTODataLoader(rows, 4, 4), KTODataLoader(rows, None, 4)]
-    plan_for(loaders, actor, reference=ModelReference(actor, None), precision=precision)
+    plan_for(loaders, actor, reference_runs=True, precision=precision)
     assert [loader.layout.shares_pairs for loader in loaders] == [of_training, True]
     assert all(loader.layout.shares_prompts for loader in loaders)
-    plan_for(loaders, actor, reference=CachedReference({}, torch.device("cpu")), precision=precision)
+    plan_for(loaders, actor, precision=precision)
     assert [loader.layout.shares_pairs for loader in loaders] == [False, True]
