@@ -15,21 +15,21 @@ SHORTEST_SECRET = 4  # what is shorter is a part of many words
 
 _ADDRESS = re.compile(r"\w[\w+.-]*://[^\s\"'<>]*[^\s\"'<>:,.;)]")
 # The user of a host; a password may hold a slash that was not escaped, but what is only digits is a port.
-_USER = re.compile(r"(?<=://)(?:[^/?#\s]*|[^/\s\[\]]*:(?!\d*(?:[/?#]|$))\S*?)@")
-_CONTAINERS = re.compile(r"(?:abfss?|adl|wasbs?)://[^:@/]*@")  # a part of the place, and no user
+_USER = re.compile(r"(?P<scheme>\w[\w+.-]*)://(?P<user>[^/?#\s]*|[^/\s\[\]]*:(?!\d*(?:[/?#]|$))(?:(?!://)\S)*?)@")
+_WITH_CONTAINER = ("abfs", "abfss", "adl", "wasb", "wasbs")  # where a name before the @ is a part of the place
 _HUB_KEY = re.compile(r"\bhf_[A-Za-z]{30,}")
 
 
 def masked(text: str) -> str:
     """Return a text with *** in the place of the user and the query's values of each address in it."""
     if "://" in text:
-        text = _ADDRESS.sub(lambda found: _masked_query(_without_user(found[0], f"{MASK}@")), text)
+        text = _ADDRESS.sub(lambda found: _masked_query(found[0]), _without_user(text, f"{MASK}@"))
     return _HUB_KEY.sub(MASK, text)
 
 
 def masked_for(address: str, text: str) -> str:
     """Return what a library says of an address, without the parts of it that are secret wherever they stand."""
-    users = [found[0][:-1] for found in _USER.finditer(address)]
+    users = [found["user"] for found in _USER.finditer(address)]
     values = re.findall(r"=([^&;#]+)", address)
     for secret in [*users, *(user.partition(":")[2] for user in users), *values]:
         if len(secret) >= SHORTEST_SECRET:
@@ -38,9 +38,13 @@ def masked_for(address: str, text: str) -> str:
 
 
 def masked_value(value: Any) -> Any:
-    """Return a setting's value with its text, or each of its texts, masked."""
+    """Return a setting's value with its text, or each of its texts, masked.
+
+    A text without a space is one address, whatever stands in it: in a longer text a quote would end it.
+    """
     if isinstance(value, str):
-        return masked(value)
+        is_address = "://" in value and not value.startswith("{") and not re.search(r"\s", value)
+        return masked(_masked_query(_without_user(value, f"{MASK}@")) if is_address else value)
     return [masked_value(item) for item in value] if isinstance(value, list) else value
 
 
@@ -55,10 +59,12 @@ def name_of_address(address: str) -> str:
     return re.sub(r"[?#].*", "", name) if name.startswith(HTTP) else name
 
 
-def _without_user(address: str, instead: str) -> str:
-    """Put something in the place of the user; zip://rows.jsonl::s3://bucket/all.zip is one address in another."""
-    parts = address.split("::")
-    return "::".join(part if _CONTAINERS.match(part) else _USER.sub(instead, part) for part in parts)
+def _without_user(text: str, instead: str) -> str:
+    def shown(found: re.Match[str]) -> str:
+        is_container = found["scheme"] in _WITH_CONTAINER and ":" not in found["user"]
+        return found[0] if is_container else f"{found['scheme']}://{instead}"
+
+    return _USER.sub(shown, text)
 
 
 def _masked_query(address: str) -> str:

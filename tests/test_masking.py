@@ -16,7 +16,7 @@ from openkto.data.holdout import read_split
 from openkto.data.problems import shorten
 from openkto.data.remote import local_copies
 from openkto.errors import ConfigError, DataError
-from openkto.masking import is_masked, masked, masked_for, name_of_address
+from openkto.masking import is_masked, masked, masked_for, masked_value, name_of_address
 from openkto.pages.run_files import read_run
 from tests.helpers.commands import run_to_status
 from tests.pages.made_runs import start, train_line, write_run
@@ -61,6 +61,13 @@ def test_user_and_query_of_an_address_are_masked_wherever_it_stands(address):
 def test_what_opens_nothing_stays(text):
     assert masked(text) == text
     assert not is_masked(text)
+
+
+def test_a_quote_in_a_password_or_a_key_does_not_end_the_address():
+    assert masked("got 'https://me:p'w@host/x.csv'.") == "got 'https://***@host/x.csv'."
+    assert masked_value("held=https://me:p'w@host/x.csv?sig=a'b") == "held=https://***@host/x.csv?sig=***"
+    entry = '{"path": "https://me:pw@host/x.csv?sig=ab", "label_key": "a?b=c"}'
+    assert masked_value([entry, 7]) == ['{"path": "https://***@host/x.csv?sig=***", "label_key": "a?b=c"}', 7]
 
 
 def test_a_key_of_the_hub_is_masked():

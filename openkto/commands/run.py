@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from openkto.config.values import BOOLEANS
 from openkto.errors import OpenKTOError, StopError
-from openkto.masking import masked
+from openkto.masking import masked, masked_value
 from openkto.process.launcher import follow_launcher
 from openkto.process.limits import is_panic
 from openkto.process.ranks import loss_of_a_rank, settle_ranks
@@ -29,7 +29,7 @@ def run(main: Callable[[list[str]], None], argv: list[str]) -> int:
     # Asked now: to DeepSpeed LOCAL_RANK is the device's number, and `start_process` makes it so.
     local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "0")
     try:
-        sys.argv[1:] = map(masked, sys.argv[1:])  # trackers write down by themselves how a program was started
+        sys.argv[1:] = map(masked_value, sys.argv[1:])  # trackers write down by themselves how a program was started
         settle_ranks()
         follow_launcher()
         _set_up_logging(is_verbose=_is_on("verbose", argv))

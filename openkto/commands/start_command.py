@@ -5,7 +5,7 @@ import shlex
 from openkto.config import RunConfig, trains_adapter
 from openkto.config.flags import PLAN_ONLY
 from openkto.config.run_options import RunOptions
-from openkto.masking import masked
+from openkto.masking import masked_value
 from openkto.planning.machine import Machine
 from openkto.planning.ways import Choice
 
@@ -38,7 +38,7 @@ def start_command(
     for name, value in chosen.items():
         if value is not None and name not in given:
             words += [f"--{name}", str(value)]
-    return masked(shlex.join(words))
+    return shlex.join(map(masked_value, words))
 
 
 def _launcher(machine: Machine) -> list[str]:

@@ -46,10 +46,12 @@ def test_a_plan_names_parts_time_and_the_command(words, capsys):
 
 def test_given_flags_stay_and_are_not_repeated(words, capsys):
     given = ["--zero_stage", "3", "--gradient_checkpointing", "--lora_rank", "4"]
-    found = plan_of([*words, "--gpus", "2", "--gpu_memory", "80", *given], capsys)
+    address = ["--eval_dataset", "held=https://me:s3cret'@host/rows.csv?sig=s3cret"]  # not read here
+    found = plan_of([*words, "--gpus", "2", "--gpu_memory", "80", *address, *given], capsys)
     kinds = {(one["trains"], one["zero_stage"], one["gradient_checkpointing"]) for one in found["choices"]}
     assert kinds == {("LoRA", 3, "whole")}
-    assert found["command"].endswith(" ".join([*words, *given]))
+    shown = ["--eval_dataset", "'held=https://***@host/rows.csv?sig=***'"]
+    assert found["command"].endswith(" ".join([*words, *shown, *given]))
     assert found["recommended"]["seconds_a_step"] is None  # nothing is known of that GPU
 
 
