@@ -17,6 +17,8 @@ MicroBatch = dict[str, Tensor]
 Sequence = tuple[list[int], list[int], list[bool]]  # prompt ids, completion ids, which of those are scored
 
 DUMMY_TOKENS = 2
+# What a forward takes of pairs whose prompts have run before, in the place of what it takes of whole ones.
+REST = {"token_index": "rest_index", "place_index": "rest_places", "query_bounds": "rest_bounds"}
 
 
 class TokenRows(Protocol):
@@ -116,12 +118,40 @@ def _shared(attention_mask_BT: NDArray[np.int64], reused_B: IntArray) -> MicroBa
     `token_index` [P] leaves the reused tokens out, `query_bounds` [B + 1] are the bounds of what is left of each row,
     and `place_index` [A] says where each token of the whole rows stands among those that run.
     """
-    longest = attention_mask_BT.shape[1]
-    column_T = np.arange(longest)
-    runs_BT = (attention_mask_BT == 1) & (column_T >= reused_B[:, None])
-    place_BT = (runs_BT.cumsum() - 1).reshape(runs_BT.shape)
+    runs_BT, place_BT = _running(attention_mask_BT, reused_B)
     # A reused token is in the same column of its owner's row.
-    place_BT = np.where(runs_BT, place_BT, place_BT[owners(reused_B)])
+    return _layout(attention_mask_BT, runs_BT, np.where(runs_BT, place_BT, place_BT[owners(reused_B)]))
+
+
+def after_prompts(pairs: MicroBatch, matched: MicroBatch, reused_B: IntArray) -> MicroBatch:
+    """Return what a packed forward needs that runs pairs only from a token of their prompts on, after matched rows.
+
+    The tokens before have run in the rows of `matched`, of which each has the prompt of the pair in its place. As in
+    `_shared`, and with names of their own, since a model that has not run those rows needs the pairs whole; the places
+    in `rest_places` [A] count the tokens of the matched rows behind those that run.
+
+    Args:
+        reused_B: [B], how many of each pair's first tokens have run.
+    """
+    mask_BT, before_BT = pairs["attention_mask"].numpy(), matched["attention_mask"].numpy()
+    column_T = np.arange(mask_BT.shape[1])
+    both = min(mask_BT.shape[1], before_BT.shape[1])
+    is_same_BT = (pairs["input_ids"][:, :both] == matched["input_ids"][:, :both]).numpy()
+    assert (is_same_BT | (column_T[:both] >= reused_B[:, None])).all(), "only equal prompts are reused"
+    runs_BT, place_BT = _running(mask_BT, reused_B)
+    tokens_B = before_BT.sum(1)
+    earlier_BT = runs_BT.sum() + (tokens_B.cumsum() - tokens_B)[:, None] + column_T
+    layout = _layout(mask_BT, runs_BT, np.where(runs_BT, place_BT, earlier_BT))
+    return {REST[name]: tensor for name, tensor in layout.items()}
+
+
+def _running(attention_mask_BT: NDArray[np.int64], reused_B: IntArray) -> tuple[NDArray[np.bool_], IntArray]:
+    """Return which tokens run, [B, T], and the place of each that does among them, [B, T]."""
+    runs_BT = (attention_mask_BT == 1) & (np.arange(attention_mask_BT.shape[1]) >= reused_B[:, None])
+    return runs_BT, (runs_BT.cumsum() - 1).reshape(runs_BT.shape)
+
+
+def _layout(attention_mask_BT: NDArray[np.int64], runs_BT: NDArray[np.bool_], place_BT: IntArray) -> MicroBatch:
     return {
         "token_index": torch.from_numpy(np.flatnonzero(runs_BT)),
         "place_index": torch.from_numpy(place_BT[attention_mask_BT == 1]),

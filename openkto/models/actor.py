@@ -24,6 +24,7 @@ from openkto.models.adapter import add_lora, load_adapter, reference_weights
 from openkto.models.checks import check_forward
 from openkto.models.experts import expert_counts
 from openkto.models.export import export_adapter, export_model
+from openkto.models.kept_keys import KeptKeys
 from openkto.models.kernels import compile_layers
 from openkto.models.loading import load_model
 from openkto.models.log_probs import logit_map_of, row_sums, token_entropies, token_log_probs
@@ -57,7 +58,7 @@ class Actor(nn.Module):
         dtype: of the parameters, when loading.
         attn_implementation: `auto` or a name that transformers knows, when loading.
         packing: lay a micro-batch's rows end to end, without padding; `auto` does where the model's attention can.
-        share_prompts: let forwards without gradient run a prompt once; see `openkto/trainer/planning.py`.
+        share_prompts: let a prompt run once; see `openkto/trainer/planning.py` and `prompt_reuse.py` there.
         trust_remote_code: run the model's own Python, when loading.
         gradient_checkpointing: recompute the layers' activations in the backward pass, or, "selective", those that
             cost little; see `openkto/models/recompute.py`.
@@ -223,6 +224,7 @@ class Actor(nn.Module):
         place_index: Tensor | None = None,
         query_bounds: Tensor | None = None,
         *,
+        kept_keys: KeptKeys | None = None,
         with_entropy: bool = False,
         with_balancing_loss: bool = False,
         with_tokens: bool = False,
@@ -238,9 +240,9 @@ class Actor(nn.Module):
             token_index: [P], where `attention_mask` is 1 in the flattened rows.
             scored_index: [K], where `loss_mask` is True in them.
             place_index, query_bounds: see `Packed`, where rows share prompts and `token_index` has each once.
+            kept_keys: of the tokens of another forward, which `place_index` counts after those that run; packed rows.
             with_entropy: also sum the entropies of the distributions that predict them.
-            with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961v3, equation
-                4).
+            with_balancing_loss: also compute the load-balancing loss (Switch Transformer, arXiv:2101.03961v3, eq. 4).
             with_tokens: also return each scored token's log-probability, with the gradient only through these.
         """
         if token_index is None or scored_index is None:
@@ -251,6 +253,8 @@ class Actor(nn.Module):
             inputs = packed.for_model()
             if self.sharers is not None:
                 inputs = own_slice(packed, self.sharers).for_model() | {"sharers": self.sharers}
+            if kept_keys is not None:
+                inputs["kept_keys"] = kept_keys
             predictor_K = predictors(attention_mask, scored_index, place_index)
         else:
             # No mask is passed on: in a causal model padding on the right is seen by nobody, and unmasked attention

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from openkto.errors import ConfigError
+from openkto.models.kept_keys import KeptKeys
 from openkto.models.packing import PACKED, UnknownAttention
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ def check_forward(
     """Compare a short forward of an `Actor` with the model's own logits.
 
     Where packing is `auto` and the rows of a packed forward do not stay apart, they are padded from then on. Rows that
-    share their prompt are compared, too; where that moves them, prompts are not shared.
+    share their prompt in one forward, or go on after one that has run, are compared, too; where that moves them,
+    prompts are not shared.
 
     Args:
         tolerance: nats a token.
@@ -49,15 +51,15 @@ def check_forward(
     kind = type(actor.language_model).__name__
     # Uncompiled: what torch.compile makes of these shapes would be of no further use.
     with torch.compiler.set_stance("force_eager"), _narrow_windows(actor.language_model):
-        theirs_B = _own_log_probs(actor, tolerance, place)
-        worst = _distance(actor, theirs_B, with_balancing_loss)
+        theirs_BT = _own_log_probs(actor, tolerance, place)
+        worst = _distance(actor, theirs_BT, with_balancing_loss)
         if not worst <= tolerance and actor.packs and actor.packing == "auto" and actor.sharers is None:
             actor.stop_packing()
             log.warning("warning: %s does not keep packed rows apart; they are padded.", kind)
-            worst = _distance(actor, theirs_B, with_balancing_loss)
+            worst = _distance(actor, theirs_BT, with_balancing_loss)
         if actor.packs and actor.sharers is None and actor.model.config._attn_implementation == PACKED:
-            moved = _distance(actor, theirs_B, with_balancing_loss, **_shared_prompt(actor))
-            actor.shared_differs = not moved <= tolerance
+            moved = _distance(actor, theirs_BT, with_balancing_loss, **_shared_prompt(actor))
+            actor.shared_differs = not (moved <= tolerance and _distance_after_prompt(actor, theirs_BT) <= tolerance)
     if not worst <= tolerance:
         raise ConfigError(
             f"{place}: the log-probabilities must follow from the model's own logits; got {worst:.3g} nats a "
@@ -76,7 +78,7 @@ def _rows(actor: Any) -> Tensor:
 
 
 def _own_log_probs(actor: Any, tolerance: float, place: str) -> Tensor:
-    """Return what the model as it was loaded gives for each row, the second one cut: [B] float64.
+    """Return what the model as it was loaded gives for each token but the first of both rows: [B, T - 1] float64.
 
     Raises:
         ConfigError: it is not finite, or depends on the tokens that follow.
@@ -96,7 +98,7 @@ def _own_log_probs(actor: Any, tolerance: float, place: str) -> Tensor:
             f"{place}: each token must be predicted from those before it; got {type(actor.language_model).__name__}, "
             f"where the tokens that follow move it by {moved:.3g} nats. Name a causal language model."
         )
-    return torch.stack([tokens_BT[0].sum(), tokens_BT[1, : CUT - 1].sum()])
+    return tokens_BT
 
 
 def _shared_prompt(actor: Any) -> dict[str, Tensor]:
@@ -111,9 +113,9 @@ def _shared_prompt(actor: Any) -> dict[str, Tensor]:
     return {name: index.to(device) for name, index in layout.items()}
 
 
-def _distance(actor: Any, theirs_B: Tensor, with_balancing_loss: bool, **shared: Tensor) -> float:
+def _distance(actor: Any, theirs_BT: Tensor, with_balancing_loss: bool, **shared: Tensor) -> float:
     """Return by how much the log-probabilities as the trainer runs the rows differ at most, in nats a token."""
-    ids_BT = _rows(actor)
+    ids_BT, theirs_B = _rows(actor), torch.stack([theirs_BT[0].sum(), theirs_BT[1, : CUT - 1].sum()])
     tokens_B = torch.tensor([TOKENS, CUT], device=ids_BT.device)
     real_BT = torch.arange(TOKENS, device=ids_BT.device) < tokens_B[:, None]
     scored_BT = real_BT.clone()
@@ -133,6 +135,28 @@ def _distance(actor: Any, theirs_B: Tensor, with_balancing_loss: bool, **shared:
             f"{type(actor.language_model).__name__}. Leave it out."
         )
     return float(((ours.log_prob_B - theirs_B).abs() / (tokens_B - 1)).max())
+
+
+def _distance_after_prompt(actor: Any, theirs_BT: Tensor) -> float:
+    """Return by how much the second row differs in nats a token where its end runs after a forward of the first row."""
+    ids_BT, kept = _rows(actor), KeptKeys()
+    column_T, own = torch.arange(TOKENS, device=ids_BT.device), torch.arange(SHARED - 1, CUT, device=ids_BT.device)
+    masks = torch.ones_like(ids_BT[:1]), column_T[None] > 0
+    was_training = actor.training
+    actor.train(not actor.has_adapter)
+    actor(ids_BT[:1], *masks, kept_keys=kept)
+    kept.start_taking()
+    layout = {
+        "token_index": own,
+        "scored_index": own[1:],
+        "place_index": torch.cat([len(own) + column_T[: SHARED - 1], column_T[: len(own)]]),
+        "query_bounds": torch.tensor([0, len(own)], dtype=torch.int32, device=ids_BT.device),
+    }
+    masks = masks[0][:, :CUT], column_T[None, :CUT] >= SHARED
+    ours = actor(ids_BT[1:, :CUT], *masks, **layout, kept_keys=kept)
+    kept.close()
+    actor.train(was_training)
+    return float((ours.log_prob_B - theirs_BT[1, SHARED - 1 : CUT - 1].sum()).abs()) / (CUT - SHARED)
 
 
 @contextlib.contextmanager

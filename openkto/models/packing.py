@@ -20,6 +20,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from openkto.config import PackingChoice
 from openkto.errors import ConfigError
+from openkto.models.kept_keys import KeptKeys
 
 PACKED = "openkto_packed"
 # The implementations that keep packed rows apart; others attend over a whole square with a mask, or across rows.
@@ -118,9 +119,7 @@ class Packed(NamedTuple):
     position_ids: Tensor  # [1, P], from 0 in each row
     bounds: Tensor  # [B + 1] int32: row b is tokens bounds[b] to bounds[b + 1]
     longest: int
-    place_index: Tensor | None = (
-        None  # [A]: of each token of the whole rows, row by row, the place among those that run
-    )
+    place_index: Tensor | None = None  # [A]: of each token of the whole rows its place among those that run
     query_bounds: Tensor | None = None  # [B + 1] int32: what runs of row b is tokens query_bounds[b] to [b + 1]
 
     def for_model(self) -> dict[str, Any]:
@@ -192,6 +191,7 @@ def packed_attention(
     cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | None = None,
     key_index: Tensor | None = None,
+    kept_keys: KeptKeys | None = None,
     sharers: Sharers | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -209,6 +209,7 @@ def packed_attention(
         cu_seq_lens_k: likewise, of their keys and values, where `key_index` is given.
         key_index: [A], the places of each row's keys and values where it also sees tokens of another row; its own
             tokens are the last of these.
+        kept_keys: of a forward before this one or for one after it; they stand behind this one's own.
         max_length_q: the longest row's tokens, or more.
         sharers: the ranks that hold the slices of this row, each its own.
         others: what this kind of model hands to every attention function.
@@ -249,6 +250,8 @@ def packed_attention(
         max_length_q = length
     assert max_length_q is not None, "the bounds of packed rows come with the longest one's length"
     bounds = cu_seq_lens_q, cu_seq_lens_q
+    if kept_keys is not None:
+        key_PGD, value_PGD = kept_keys.attend_to(key_PGD, value_PGD)
     if key_index is not None:
         assert cu_seq_lens_k is not None, "keys of other rows come with their bounds"
         key_PGD, value_PGD = (heads.index_select(0, key_index) for heads in (key_PGD, value_PGD))

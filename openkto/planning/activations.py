@@ -7,7 +7,6 @@ Attention is counted as flash-attention, which keeps its inputs, its result and 
 Units:   bytes.
 """
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +14,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
 from openkto.models.actor import Actor
+from openkto.models.live_tensors import LiveTensors
 from openkto.models.log_probs import CHUNK_ELEMENTS
 from openkto.models.recompute import recompute_activations
 
@@ -115,7 +113,7 @@ def _run(actor: Actor, shape: Shape, *, trains: bool) -> Activations:
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter) if trains and parameter.requires_grad else None
     before = [*parameters, *(p.grad for p in parameters if p.grad is not None), *actor.buffers()]
-    live = _Live(before)
+    live = LiveTensors(before)
     actor.train(trains)
     with torch.device("meta"):
         ids_BT = torch.zeros(shape.rows, shape.length, dtype=torch.long)
@@ -135,7 +133,7 @@ def _run(actor: Actor, shape: Shape, *, trains: bool) -> Activations:
 
 
 @contextmanager
-def _phases(actor: Actor, live: "_Live") -> Iterator[None]:
+def _phases(actor: Actor, live: LiveTensors) -> Iterator[None]:
     """Inside, the phases of a run end where the body and the embeddings hand on their results and gradients."""
 
     def body_is_done(_: nn.Module, __: Any, outputs: Any) -> None:
@@ -156,41 +154,6 @@ def _phases(actor: Actor, live: "_Live") -> Iterator[None]:
     yield
     for hook in hooks:
         hook.remove()
-
-
-class _Live(TorchDispatchMode):
-    """Adds up the tensors that live, except those that were there before."""
-
-    def __init__(self, before: list[Tensor]) -> None:
-        super().__init__()
-        self.bytes = self.kept = self.peak = 0
-        self.peaks: dict[str, int] = {}  # of each phase
-        self.known = {tensor.untyped_storage()._cdata for tensor in before}
-        self.before = before  # kept: their places must not be taken by others
-
-    def end_phase(self, name: str) -> None:
-        self.peaks[name] = max(self.peaks.get(name, 0), self.peak)
-        self.peak = self.bytes
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operator(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
-        return result
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        place, size = storage._cdata, storage.nbytes()
-        if place in self.known:
-            return
-        self.known.add(place)
-        self.bytes += size
-        self.peak = max(self.peak, self.bytes)
-        weakref.finalize(storage, self._gone, place, size).atexit = False
-
-    def _gone(self, place: int, size: int) -> None:
-        self.known.discard(place)
-        self.bytes -= size
 
 
 @contextmanager
