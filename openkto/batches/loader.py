@@ -4,10 +4,8 @@ Shapes:  B = rows in a micro-batch, T = its longest row, P = its tokens, K = its
          batch, R = ranks.
 """
 
-import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray, batch_bounds, epoch_order
-from openkto.batches.micro_batch import DUMMY_TOKENS, MicroBatch, TokenRows, collate, read_pairs
+from openkto.batches.layout import Layout
+from openkto.batches.micro_batch import DUMMY_TOKENS, MicroBatch, TokenRows, after_prompts, collate, read_pairs
 from openkto.batches.pairing import pair_mismatched
 from openkto.batches.plan import Plan, plan_micro_batches
-from openkto.batches.sharing import PairPlan, plan_shared, sharable_prompts
+from openkto.batches.sharing import PairPlan, plan_after_prompts, plan_shared, sharable_prompts
 from openkto.errors import ConfigError, DataError
 
 DEFAULT_ROWS = 8  # where neither limit is given
@@ -30,21 +29,6 @@ ROWS_A_PROMPT = 2
 DUMMY_PLACE = -1
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the models run rows: what the plan of micro-batches follows besides the user's limits."""
-
-    packed: bool = False  # laid end to end, so that padding costs nothing
-    attention_length: float = math.inf  # at which a row's attention costs as much as all else in the model
-    apart_at: tuple[int, ...] = ()  # tokens, rising: rows up to such a length and longer ones share no micro-batch
-    shared_by: int = 1  # ranks that run each micro-batch together, each an equal part of its tokens
-    larger_without_gradient: int = 1  # factor for the micro-batches of no_grad forwards
-    measured_tokens: int | None = None  # in a rank's part of a micro-batch, where that was measured
-    pad_token_id: int | None = None  # None is the data set's own
-    shares_prompts: bool = False  # in forwards without gradient
-    shares_pairs: bool = False  # also between matched and mismatched pairs, where a model runs both so
-
-
 class RankBatch(NamedTuple):
     """One rank's share of a global batch, and what all ranks know of the whole.
 
@@ -53,7 +37,8 @@ class RankBatch(NamedTuple):
     `label` [B] (True: desirable), `weight` [B] (float64, the row's own) and `row` [B] (source row numbers, -1 in a
     dummy). Mismatched ones carry the names with `kl_` before them. A dummy micro-batch, which keeps ranks in step,
     scores no token. Where rows share prompts, see `collate`; `place` [B] is then a row's place among the batch's pairs:
-    N matched ones, N mismatched ones, dummies.
+    N matched ones, N mismatched ones, dummies. Where prompts are reused, each mismatched micro-batch has the prompts of
+    the matched one in its place, row by row, and `after_prompts`.
     """
 
     matched: list[MicroBatch]
@@ -68,6 +53,7 @@ class RankBatch(NamedTuple):
     matched_tokens: int  # of the whole batch, as all below
     mismatched_tokens: int
     slots: int  # what the forwards run: tokens and padding, matched and mismatched
+    reuses_prompts: bool = False  # in the policy's mismatched forwards those of its matched ones
 
 
 class BatchPlan(NamedTuple):
@@ -78,6 +64,7 @@ class BatchPlan(NamedTuple):
     pairs_P2: IntArray  # the mismatched ones, N or none
     mismatched: PairPlan | None
     shared: PairPlan | None  # of both, for forwards that share prompts between them; None where that saves nothing
+    reuses_prompts: bool  # whether the policy's mismatched pairs go on after the prompts of its matched rows
 
 
 def check_pairable(dataset: TokenRows) -> None:
@@ -250,19 +237,31 @@ class KTODataLoader:
         keys_P, length = data.prompt_keys[pairs_P2[:, 0]], self.layout.attention_length
         return plan_shared(lengths_P, prompt_P, keys_P, self.world_size, max_rows, max_tokens, attention_length=length)
 
+    def _plan_after_prompts(self, matched: PairPlan, own_N2: IntArray, pairs_N2: IntArray) -> PairPlan | None:
+        """Return the plan of mismatched pairs that reuse the matched rows' prompts, or None where they do not."""
+        if self.layout.held_tokens is None:
+            return None
+        lengths_N = self.pair_lengths(pairs_N2[:, 0], pairs_N2[:, 1])
+        data = self.dataset
+        whole = sharable_prompts(data, own_N2, matched.run_P), sharable_prompts(data, pairs_N2, lengths_N)
+        # As few as with gradient, since graphs are held.
+        _, max_tokens = self._limits(with_gradient=True)
+        return plan_after_prompts(matched, lengths_N, np.minimum(*whole), self.layout.held_tokens, max_tokens)
+
     def plan_batch(self, index_N: IntArray) -> BatchPlan:
         """Pair the rows of a global batch, by their positions in the data set, and deal all pairs."""
         data, own_N2 = self.dataset, np.stack([index_N, index_N], axis=1)
         matched = self.plan_pairs(own_N2, with_gradient=self.shuffle)
-        pairs_P2, mismatched, shared = own_N2[:0], None, None
+        pairs_P2, after, mismatched, shared = own_N2[:0], None, None, None
         if self.needs_mismatched:
             partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
             pairs_P2 = np.stack([index_N, index_N[partner_N]], axis=1)
-            mismatched = self.plan_pairs(pairs_P2)
+            after = self._plan_after_prompts(matched, own_N2, pairs_P2)
+            mismatched = after or self.plan_pairs(pairs_P2)
         if self.layout.shares_pairs:
             shared = self.plan_pairs(np.concatenate([own_N2, pairs_P2]))
         is_worth_it = shared is not None and bool(shared.reused_P.any())
-        return BatchPlan(own_N2, matched, pairs_P2, mismatched, shared if is_worth_it else None)
+        return BatchPlan(own_N2, matched, pairs_P2, mismatched, shared if is_worth_it else None, after is not None)
 
     def make_batch(self, index_N: IntArray) -> RankBatch:
         """Return this rank's share of a global batch, by the positions of its rows in the data set."""
@@ -271,7 +270,8 @@ class KTODataLoader:
         matched = self.of_rank(own_N2, planned.matched, place_P[: len(own_N2)])
         mismatched: list[MicroBatch] = []
         if planned.mismatched is not None:
-            mismatched = self.of_rank(pairs_P2, planned.mismatched, place_P[len(own_N2) :])
+            prompts = matched if planned.reuses_prompts else None
+            mismatched = self.of_rank(pairs_P2, planned.mismatched, place_P[len(own_N2) :], prompts)
         shared: list[MicroBatch] = []
         if planned.shared is not None:
             every_P2 = np.concatenate([own_N2, pairs_P2])
@@ -293,6 +293,7 @@ class KTODataLoader:
             matched_tokens=int((planned.matched.run_P + planned.matched.reused_P).sum()),
             mismatched_tokens=0 if planned.mismatched is None else int(planned.mismatched.run_P.sum()),
             slots=sum(self._slots(one) for one in (planned.matched, planned.mismatched) if one is not None),
+            reuses_prompts=planned.reuses_prompts,
         )
 
     def _slots(self, planned: PairPlan) -> int:
@@ -303,21 +304,31 @@ class KTODataLoader:
         # Tokens are shared evenly.
         return sum(size + -size % self.layout.shared_by for size in sizes)
 
-    def of_rank(self, pairs_P2: IntArray, planned: PairPlan, place_P: IntArray | None = None) -> list[MicroBatch]:
+    def of_rank(
+        self,
+        pairs_P2: IntArray,
+        planned: PairPlan,
+        place_P: IntArray | None = None,
+        matched: list[MicroBatch] | None = None,
+    ) -> list[MicroBatch]:
         """Return this rank's micro-batches of a plan.
 
         Args:
             place_P: [P], each pair's place among the batch's, for pairs that are run both alone and in `shared`.
+            matched: this rank's micro-batches of rows in which the prompts run that these pairs reuse.
         """
         batches = []
-        for share in (shares[self.rank] for shares in planned.plan):
-            batch = self.micro_batch(pairs_P2[share], planned.reused_P[share])
+        for m, share in enumerate(shares[self.rank] for shares in planned.plan):
+            reused_B = planned.reused_P[share]
+            batch = self.micro_batch(pairs_P2[share], reused_B if matched is None else None)
+            if matched is not None:
+                batch |= after_prompts(batch, matched[m], reused_B if len(share) else np.zeros(1, dtype=np.int64))
             if self.layout.shares_pairs and place_P is not None:
                 batch["place"] = torch.from_numpy(place_P[share] if len(share) else np.array([DUMMY_PLACE]))
             batches.append(self._pinned(batch))
         return batches
 
-    def micro_batch(self, pairs_B2: IntArray, reused_B: IntArray) -> MicroBatch:
+    def micro_batch(self, pairs_B2: IntArray, reused_B: IntArray | None) -> MicroBatch:
         """Return pairs as a micro-batch, with the prompts' labels and row numbers; no pairs give a dummy row.
 
         Args:

@@ -25,7 +25,7 @@ class PairPlan(NamedTuple):
 
     plan: Plan  # plan[m][rank], the pairs of a micro-batch; those that share a prompt stand together
     run_P: IntArray  # [P], the tokens of each pair that run
-    reused_P: IntArray  # [P], those of its prompt that run in the pair before it that reuses none
+    reused_P: IntArray  # [P], those of its prompt that run in another: the pair before it that reuses none, or a row
 
 
 def sharable_prompts(data: TokenRows, pairs_P2: IntArray, lengths_P: IntArray) -> IntArray:
@@ -91,6 +91,34 @@ def plan_shared(
         if rows_U.max() < most:
             break
     return min(found, key=lambda one: one[0])[1]
+
+
+def plan_after_prompts(
+    matched: PairPlan, lengths_P: IntArray, prompt_P: IntArray, held_tokens: int, max_tokens: int | None
+) -> PairPlan | None:
+    """Deal pairs as the matched rows with the same prompts, to run after them without these prompts.
+
+    A prompt's last token runs again: what it gives predicts the completion's first.
+
+    Args:
+        matched: the plan of the matched rows.
+        lengths_P: [P], tokens of each pair after the cut.
+        prompt_P: [P], those of its prompt; 0 where it is another one after the cut.
+        held_tokens: a rank's matched tokens at most whose graphs it can hold, where these are several micro-batches.
+        max_tokens: tokens that run in a micro-batch at most; a pair with more stands alone.
+
+    Returns:
+        The plan, or None where a limit is exceeded.
+    """
+    reused_P = np.maximum(prompt_P - 1, 0)
+    run_P = lengths_P - reused_P
+    tokens_MR = [[int(matched.run_P[share].sum()) for share in shares] for shares in matched.plan]
+    if len(tokens_MR) > 1 and max(map(sum, zip(*tokens_MR, strict=True))) > held_tokens:
+        return None
+    several = [share for shares in matched.plan for share in shares if len(share) > 1]
+    if max_tokens is not None and any(run_P[share].sum() > max_tokens for share in several):
+        return None
+    return PairPlan(matched.plan, run_P, reused_P)
 
 
 def _units(lengths_P: IntArray, prompt_P: IntArray, key_P: IntArray, most: int, max_tokens: float) -> list[IntArray]:

@@ -92,8 +92,9 @@ class ModelConfig:
     )
     share_prompts: str = option(
         "auto",
-        "in forwards without gradient run a prompt once for all of its completions in the batch: the reference's, and "
-        "evaluation's; auto does so if rows are packed with OpenKTO's own attention, and says why if not",
+        "run a prompt once: for all of its completions in the batch in the reference's and evaluation's forwards, for "
+        "a row's own and the mismatched one in the policy's; auto does so if rows are packed with OpenKTO's own "
+        "attention, and says why if not",
         choices=PACKING,
     )
     param_dtype: str | None = option(

@@ -2,10 +2,10 @@
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from openkto.distributed.free_memory import free_memory
 from openkto.errors import ConfigError
 from openkto.models.onednn import linear
 from openkto.planning.activations import Device
@@ -16,7 +16,6 @@ GIB = 2**30
 OF_PRODUCTS = 0.6
 # Assumed, not measured: of the peak on a GPU's data sheet, what a step reaches.
 OF_PEAK = 0.4
-CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -66,14 +65,6 @@ def find_machine(gpus: int | None, gpu_memory: float | None, tflops: float | Non
     if rate is None and peak is not None:
         rate, rate_is = OF_PEAK * peak, f"assumed: {OF_PEAK:.0%} of the peak on this GPU's data sheet"
     return Machine("cuda", ranks, room, rate, rate_is)
-
-
-def free_memory() -> float:
-    """Return the bytes that a process may take here: what the system has free, or a container's limit."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    free = float(lines["MemAvailable"].split()[0]) * 1024
-    limit = CGROUP.read_text(encoding="ascii").strip() if CGROUP.exists() else "max"
-    return free if limit == "max" else min(free, float(limit))
 
 
 def product_rate(seconds: float = 0.3) -> float:

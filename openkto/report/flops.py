@@ -119,21 +119,24 @@ class StepWork:
             list(row_sizes(micro_batches, prefix))
             for micro_batches, prefix in ((batch.matched, ""), (batch.mismatched, "kl_"), (batch.shared, ""))
         )
+        of_policy = list(row_sizes(batch.mismatched, "kl_", "rest_bounds")) if batch.reuses_prompts else mismatched
         reference = 0.0
         if self.reference is not None:
             reference = sum(self.reference.forward(*sizes) for sizes in shared or [*matched, *mismatched])
         return StepParts(
             matched=sum(self.policy.training(lengths_B, scored) for lengths_B, scored, _ in matched),
-            mismatched=sum(self.policy.forward(*sizes) for sizes in mismatched),
+            mismatched=sum(self.policy.forward(*sizes) for sizes in of_policy),
             reference=reference,
         )
 
 
-def row_sizes(micro_batches: list[MicroBatch], prefix: str) -> Iterator[tuple[Tensor, int, Tensor]]:
+def row_sizes(
+    micro_batches: list[MicroBatch], prefix: str, of_bounds: str = "query_bounds"
+) -> Iterator[tuple[Tensor, int, Tensor]]:
     """Yield of each micro-batch its real rows' lengths, the number of scored tokens, and what each row reuses."""
     for micro_batch in micro_batches:
         lengths_B, scored_BT = micro_batch[f"{prefix}attention_mask"].sum(1), micro_batch[f"{prefix}loss_mask"]
-        reused_B, bounds = torch.zeros_like(lengths_B), micro_batch.get(f"{prefix}query_bounds")
+        reused_B, bounds = torch.zeros_like(lengths_B), micro_batch.get(f"{prefix}{of_bounds}")
         if bounds is not None:
             reused_B = lengths_B - bounds.diff()
         real_B = scored_BT.any(1)

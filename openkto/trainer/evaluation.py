@@ -8,8 +8,9 @@ import torch
 from openkto.batches.loader import KTODataLoader
 from openkto.models.loss import KTOLoss
 from openkto.report.metrics import MetricWindow
-from openkto.trainer.forwards import forward_without_gradient, read_rows, row_columns, to_device
+from openkto.trainer.forwards import forward_without_gradient, to_device
 from openkto.trainer.protocols import Reference, Strategy
+from openkto.trainer.rows import read_rows, row_columns
 
 
 @torch.no_grad()
@@ -35,7 +36,7 @@ def evaluate_set(
     window, place = MetricWindow(loss), f"evaluation set {name}"
     for batch in loader:
         before = forward_without_gradient(
-            model, reference, strategy, loss, batch, place, between, shift or 0.0, with_matched=True
+            model, reference, strategy, loss, batch, between, shift or 0.0, with_matched=True
         )
         parts = []
         for micro_batch, log_prob, ref_log_prob in zip(

@@ -16,8 +16,9 @@ import torch
 from openkto.batches.loader import RankBatch
 from openkto.batches.micro_batch import TokenRows
 from openkto.errors import TrainingError
-from openkto.trainer.forwards import BeforeGradient, Columns, gather_columns
+from openkto.trainer.forwards import BeforeBackward
 from openkto.trainer.protocols import Strategy
+from openkto.trainer.rows import Columns, gather_columns
 from openkto.trainer.run_state import RunState
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def write_failed_step(
     rows: TokenRows,
     batch: RankBatch,
     parts: list[Columns],
-    before: BeforeGradient,
+    before: BeforeBackward,
     facts: dict[str, Any],
 ) -> None:
     """Write `failed_step<N>.json` on rank 0, and say so; all ranks must call it.

@@ -1,34 +1,54 @@
-"""The forward passes of a batch, without gradient for training and evaluation alike and with it, and their results.
+"""The forward passes of a batch, without gradient for training and evaluation alike and with it.
 
-Shapes:  B = rows in a micro-batch, L = rows on this rank, N = rows in the global batch (all ranks).
+What comes before a step's first backward has one of two orders. `forward_without_gradient` runs the policy on
+mismatched pairs and leaves its matched rows for later, each micro-batch right before its backward.
+`forward_with_prompts_once` runs each matched micro-batch, and the mismatched pairs with its prompts after these: no
+prompt runs twice, and the graphs are held until z_ref is known.
+
+Shapes:  B = rows in a micro-batch, K = its scored tokens, L = rows on this rank.
 Units:   nats.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from openkto.batches.loader import RankBatch
-from openkto.batches.micro_batch import MicroBatch
-from openkto.errors import TrainingError
-from openkto.models.loss import KTOLoss, reference_point, sft_loss
-from openkto.report.metrics import BatchRows
+from openkto.batches.micro_batch import REST, MicroBatch
+from openkto.models.actor import ActorOutput
+from openkto.models.kept_keys import KeptKeys
+from openkto.models.loss import KTOLoss, reference_point
 from openkto.trainer.protocols import Reference, Strategy
 
 
-class BeforeGradient(NamedTuple):
-    """What a batch's forwards without gradient give; its tensors are on the device, and nobody has waited for them."""
+class BeforeBackward(NamedTuple):
+    """What comes before a batch's first backward; its tensors are on the device, and nobody has waited for them."""
 
     ref_log_prob: list[Tensor]  # of each matched micro-batch, [B] float64, or [K] float32 for a loss by token
-    log_prob: list[Tensor]  # likewise, the policy's; empty where its matched forwards come later
+    log_prob: list[Tensor]  # likewise, the policy's without gradient, for an evaluation
+    outputs: list[ActorOutput]  # the policy's of each matched micro-batch, with its graph; empty where it comes later
     z_ref: Tensor  # scalar, float64: the loss's reference point, wherever it comes from
     mismatched_mean: Tensor | None  # the same before the clamp; None where the loss needs no z_ref
     desirable_tokens: Tensor  # scalar: the scored tokens of the whole batch's desirable rows
     mismatched_rows: Tensor  # [rows, 2] float64: this rank's pairs by row number, and their log-ratios
+
+
+def forward_before_backward(
+    model: Any,
+    reference: Reference,
+    strategy: Strategy,
+    loss: KTOLoss,
+    batch: RankBatch,
+    between: Callable[[], None],
+    shift: float,
+    with_entropy: bool,
+) -> BeforeBackward:
+    """Run what a step runs before its first backward, in the order that the batch is laid out for."""
+    if batch.reuses_prompts:
+        return forward_with_prompts_once(model, reference, strategy, loss, batch, between, shift, with_entropy)
+    return forward_without_gradient(model, reference, strategy, loss, batch, between, shift)
 
 
 @torch.no_grad()
@@ -38,44 +58,111 @@ def forward_without_gradient(
     strategy: Strategy,
     loss: KTOLoss,
     batch: RankBatch,
-    place: str,
     between: Callable[[], None],
     shift: float = 0.0,
     *,
     with_matched: bool = False,
-) -> BeforeGradient:
+) -> BeforeBackward:
     """Run the policy on the mismatched pairs and the reference on everything, then agree on z_ref.
 
     All of it comes before the first backward: z_ref is exact for every micro-batch, and ZeRO-3 keeps its prefetch
     order. The policy is left in evaluation mode: an adapter's dropout belongs to the forwards that train.
 
     Args:
-        place: names the batch in an error.
         between: called before each forward, as often on every rank.
         shift: nats: the reference point of a loss without z_ref.
         with_matched: also run the policy on the matched rows, for an evaluation.
 
     Whether all is finite comes to light in `read_rows`, where the host waits anyway.
     """
-    device, mismatched = strategy.device, [strip_prefix(m) for m in batch.mismatched]
+    mismatched = [strip_prefix(m) for m in batch.mismatched]
     model.eval()
-    by_token, both = loss.facts.by_token, [*mismatched, *batch.matched]
 
     def of_policy(micro_batches: list[MicroBatch]) -> list[Tensor]:
-        return forward_all(model, micro_batches, device, between, with_tokens=by_token)
+        return forward_all(model, micro_batches, strategy.device, between, with_tokens=loss.facts.by_token)
 
-    def of_reference(micro_batches: list[MicroBatch]) -> list[Tensor]:
-        return reference.log_probs(micro_batches, between, with_tokens=by_token)
-
+    both = [*mismatched, *batch.matched]
     policy = _of_each(of_policy, both, strategy, batch) if with_matched else of_policy(mismatched)
-    ref_log_prob = _of_each(of_reference, both, strategy, batch)
-    ref_mismatched, ref_matched = ref_log_prob[: len(mismatched)], ref_log_prob[len(mismatched) :]
+    of_pairs, of_rows = policy[: len(mismatched)], policy[len(mismatched) :]
+    ref_log_prob = _of_reference(reference, strategy, loss, batch, between)
+    before = _agree_on_z_ref(strategy, loss, batch, of_pairs, ref_log_prob, shift)
+    return before._replace(log_prob=of_rows)
+
+
+def forward_with_prompts_once(
+    model: Any,
+    reference: Reference,
+    strategy: Strategy,
+    loss: KTOLoss,
+    batch: RankBatch,
+    between: Callable[[], None],
+    shift: float,
+    with_entropy: bool,
+) -> BeforeBackward:
+    """Run the policy on each matched micro-batch, with its graph, and then on the mismatched pairs with its prompts.
+
+    The reference comes first: no graph is held yet, and where it is the policy with another adapter, nothing changes
+    between a forward and its backward. See `forward_without_gradient` for the arguments.
+    """
+    model.eval()
+    ref_log_prob = _of_reference(reference, strategy, loss, batch, between)
+    outputs, of_pairs = [], []
+    for matched, pairs in zip(batch.matched, batch.mismatched, strict=True):
+        between()
+        kept, on_device = KeptKeys(), to_device(matched, strategy.device)
+        model.train()
+        outputs.append(forward_with_gradient(model, loss, on_device, with_entropy, kept))
+        between()
+        kept.start_taking()
+        model.eval()
+        of_pairs.append(_forward_after(model, strip_prefix(pairs), kept, strategy, loss))
+        kept.close()
+    return _agree_on_z_ref(strategy, loss, batch, of_pairs, ref_log_prob, shift)._replace(outputs=outputs)
+
+
+@torch.no_grad()
+def _forward_after(model: Any, pairs: MicroBatch, kept: KeptKeys, strategy: Strategy, loss: KTOLoss) -> Tensor:
+    """Return the log-probabilities of mismatched pairs whose prompts have just run."""
+    pairs = to_device(pairs, strategy.device)
+    rest = pairs | {name: pairs[own] for name, own in REST.items()}
+    output: ActorOutput = model(*model_inputs(rest), kept_keys=kept, with_tokens=loss.facts.by_token)
+    return output.log_prob_K if loss.facts.by_token else output.log_prob_B
+
+
+@torch.no_grad()
+def _of_reference(
+    reference: Reference, strategy: Strategy, loss: KTOLoss, batch: RankBatch, between: Callable[[], None]
+) -> list[Tensor]:
+    """Return the reference's log-probabilities of each mismatched micro-batch, then of each matched one."""
+
+    def log_probs(micro_batches: list[MicroBatch]) -> list[Tensor]:
+        return reference.log_probs(micro_batches, between, with_tokens=loss.facts.by_token)
+
+    return _of_each(log_probs, [*map(strip_prefix, batch.mismatched), *batch.matched], strategy, batch)
+
+
+@torch.no_grad()
+def _agree_on_z_ref(
+    strategy: Strategy,
+    loss: KTOLoss,
+    batch: RankBatch,
+    of_pairs: list[Tensor],
+    ref_log_prob: list[Tensor],
+    shift: float,
+) -> BeforeBackward:
+    """Return what all ranks know before the first backward, without the policy's results on matched rows.
+
+    Args:
+        of_pairs: the policy's log-probabilities of each mismatched micro-batch.
+        ref_log_prob: the reference's, of each mismatched micro-batch, then of each matched one.
+    """
+    device, count = strategy.device, len(of_pairs)
     pairs = [
-        torch.stack([m["row"].double(), loss.log_ratios(p, r, m["loss_mask"])], dim=1)
+        torch.stack([m["kl_row"].double(), loss.log_ratios(p, r, m["kl_loss_mask"])], dim=1)
         for p, r, m in zip(
-            policy[: len(mismatched)],
-            ref_mismatched,
-            [to_device({name: m[name] for name in ("row", "loss_mask")}, device) for m in mismatched],
+            of_pairs,
+            ref_log_prob[:count],
+            [to_device({name: m[name] for name in ("kl_row", "kl_loss_mask")}, device) for m in batch.mismatched],
             strict=True,
         )
     ]
@@ -87,7 +174,7 @@ def forward_without_gradient(
         z_ref, mean = reference_point(totals[0], num_rows), totals[0] / num_rows
     else:
         z_ref, mean = _scalar(shift, device), None
-    return BeforeGradient(ref_matched, policy[len(mismatched) :], z_ref, mean, totals[1], pairs_L2)
+    return BeforeBackward(ref_log_prob[count:], [], [], z_ref, mean, totals[1], pairs_L2)
 
 
 def _of_each(
@@ -108,49 +195,18 @@ def _of_each(
     return [of_place[m["place"].to(device, non_blocking=True)] for m in micro_batches]
 
 
-class MatchedPart(NamedTuple):
-    """What the matched forward of a micro-batch gives."""
-
-    loss: Tensor  # scalar, float32, with the graph: its part of the global batch's loss
-    aux_loss: Tensor  # scalar, without: its part of the balancing loss; 0 where there is none
-    columns: "Columns"
-
-
 def forward_with_gradient(
-    model: Any,
-    loss: KTOLoss,
-    batch: RankBatch,
-    micro_batch: MicroBatch,
-    ref_log_prob: Tensor,
-    before: BeforeGradient,
-    *,
-    with_entropy: bool,
-) -> MatchedPart:
-    """Run the policy on a matched micro-batch, with gradient, and return its part of the batch's loss.
-
-    Args:
-        micro_batch: one of `batch.matched`, on the device.
-        ref_log_prob: its part of `before.ref_log_prob`.
-    """
-    by_token, has_aux_loss = loss.facts.by_token, loss.aux_loss_coef > 0
-    output = model(
-        *model_inputs(micro_batch), with_entropy=with_entropy, with_balancing_loss=has_aux_loss, with_tokens=by_token
+    model: Any, loss: KTOLoss, micro_batch: MicroBatch, with_entropy: bool, kept_keys: KeptKeys | None = None
+) -> ActorOutput:
+    """Run the policy on a matched micro-batch, which is on the device, with gradient."""
+    output: ActorOutput = model(
+        *model_inputs(micro_batch),
+        with_entropy=with_entropy,
+        with_balancing_loss=loss.aux_loss_coef > 0,
+        with_tokens=loss.facts.by_token,
+        kept_keys=kept_keys,
     )
-    label_B, mask_BT = micro_batch["label"], micro_batch["loss_mask"]
-    log_prob = output.log_prob_K if by_token else output.log_prob_B
-    log_ratio_B = loss.log_ratios(log_prob, ref_log_prob, mask_BT)
-    log_prob_B = loss.row_log_probs(log_prob, mask_BT)
-    losses_B = loss(log_ratio_B, label_B, before.z_ref, micro_batch["weight"])
-    # A dummy row's log-ratio is the constant 0: it has no gradient, and its loss is not reported.
-    total, aux_loss = losses_B.sum() / len(batch.rows), torch.zeros((), device=losses_B.device)
-    if loss.sft_loss_coef > 0:
-        total = total + loss.sft_loss_coef * sft_loss(log_prob_B, label_B, before.desirable_tokens)
-    if has_aux_loss:
-        tokens = (micro_batch["attention_mask"] * is_real(micro_batch)[:, None]).sum()
-        aux_loss = output.balancing_loss * tokens / batch.matched_tokens
-        total = total + loss.aux_loss_coef * aux_loss
-    columns = row_columns(micro_batch, log_prob_B, log_ratio_B, entropy=output.entropy_B)
-    return MatchedPart(total.float(), aux_loss.detach(), columns)
+    return output
 
 
 def _scalar(number: float, device: torch.device) -> Tensor:
@@ -201,90 +257,3 @@ def strip_prefix(micro_batch: MicroBatch) -> MicroBatch:
 def is_real(micro_batch: MicroBatch) -> Tensor:
     """Return which rows are the data's, [B] bool: a dummy that keeps ranks in step scores no token."""
     return micro_batch["loss_mask"].any(dim=1)
-
-
-Columns = dict[str, Tensor]  # what is known of a micro-batch's rows, by name, [B] float64 each
-
-
-def row_columns(micro_batch: MicroBatch, log_prob_B: Tensor, log_ratio_B: Tensor, **more: Tensor) -> Columns:
-    """Return what is known of each row, dummies too, for `gather_columns`."""
-    known = {
-        "row": micro_batch["row"],
-        "log_prob": log_prob_B,
-        "log_ratio": log_ratio_B,
-        "is_desirable": micro_batch["label"],
-        "weight": micro_batch["weight"],
-        "scored_tokens": micro_batch["loss_mask"].sum(1),
-    }
-    return {name: column.detach().double() for name, column in (known | more).items()}
-
-
-def gather_columns(strategy: Strategy, batch: RankBatch, parts: list[Columns]) -> dict[str, NDArray[np.float64]]:
-    """Return the columns of the whole batch's rows, [N] each; all ranks must call it, and wait for their devices.
-
-    Args:
-        parts: what `row_columns` made of each matched micro-batch.
-    """
-    names = list(parts[0])
-    lines_LC = torch.cat([torch.stack([part[name] for name in names], dim=1) for part in parts])
-    columns = dict(zip(names, strategy.gather_rows(lines_LC, batch.matched_lines).T, strict=True))
-    return {name: column[columns["row"] >= 0] for name, column in columns.items()}
-
-
-def read_rows(
-    strategy: Strategy, batch: RankBatch, parts: list[Columns], before: BeforeGradient, place: str
-) -> tuple[BatchRows, dict[str, NDArray[np.float64]]]:
-    """Return the whole batch's rows, and all columns that they came with.
-
-    Raises:
-        TrainingError: a log-ratio is not finite; on every rank alike.
-    """
-    columns = gather_columns(strategy, batch, parts)
-    mean = None if before.mismatched_mean is None else float(before.mismatched_mean)
-    # A matched row is at fault by itself; a pair may be so for either of its two.
-    bad_N = ~np.isfinite(columns["log_ratio"])
-    if bad_N.any():
-        raise not_finite(place, columns["log_ratio"][bad_N], name_rows(columns["row"][bad_N]))
-    if mean is not None and not np.isfinite(mean):
-        pairs_N2 = strategy.gather_rows(before.mismatched_rows)
-        bad_N = ~np.isfinite(pairs_N2[:, 1])
-        named = name_pairs(batch, pairs_N2[bad_N, 0])
-        raise not_finite(f"{place}, mismatched pairs", pairs_N2[bad_N, 1], named)
-    rows = BatchRows(
-        log_prob_N=columns["log_prob"],
-        log_ratio_N=columns["log_ratio"],
-        is_desirable_N=columns["is_desirable"] > 0.5,
-        weight_N=columns["weight"],
-        scored_N=columns["scored_tokens"],
-        z_ref=float(before.z_ref),
-        mismatched_mean=mean,
-        row_N=columns["row"],
-    )
-    return rows, columns
-
-
-def not_finite(place: str, values: NDArray[np.float64], named: str) -> TrainingError:
-    """Return the error for log-probabilities that are not finite; raised on every rank alike."""
-    return TrainingError(
-        f"{place}: every log-probability must be finite; got {values[0]}, and no update was made. {named}"
-    )
-
-
-def name_rows(row_N: NDArray[np.float64]) -> str:
-    """Say which rows to look at, at most ten."""
-    numbers = sorted({int(r) for r in row_N})
-    return (
-        f"Look at row{'s' if len(numbers) > 1 else ''} {_ten_of(numbers)} (counted from 0), or lower --learning_rate."
-    )
-
-
-def name_pairs(batch: RankBatch, row_N: NDArray[np.float64]) -> str:
-    """Say which pairs to look at, by whose prompts they have, at most ten."""
-    pairs = sorted({(int(i), int(j)) for i, j in zip(batch.rows, batch.kl_rows, strict=True) if i in row_N})
-    named = _ten_of([f"row {i}'s prompt with row {j}'s completion" for i, j in pairs])
-    return f"Look at {named} (counted from 0), or lower --learning_rate."
-
-
-def _ten_of(names: Sequence[object]) -> str:
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(str(name) for name in names[:10]) + more

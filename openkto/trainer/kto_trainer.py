@@ -30,12 +30,14 @@ from openkto.trainer.evaluation import evaluate_set
 from openkto.trainer.failed_step import facts_of, write_failed_step
 from openkto.trainer.final_model import count, save_model
 from openkto.trainer.fit_args import FitArgs
-from openkto.trainer.forwards import forward_with_gradient, forward_without_gradient, name_rows, read_rows, to_device
+from openkto.trainer.forwards import forward_before_backward, forward_with_gradient, to_device
 from openkto.trainer.identity import check_same_on_all_ranks, identity_of
 from openkto.trainer.planning import plan_for
+from openkto.trainer.prompt_reuse import settle_reuse
 from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.reference import CachedReference, make_reference
 from openkto.trainer.reporter import Reporter
+from openkto.trainer.rows import name_rows, part_of_loss, read_rows
 from openkto.trainer.run_state import RunState
 from openkto.trainer.saving import RunSaver, open_checkpoints
 from openkto.trainer.schedule import is_due, learning_rates, total_steps
@@ -151,6 +153,7 @@ class KTOTrainer:
         saver = self._make_saver(args, total_steps)
         run, resumed = saver.begin(consumed_samples)
         self.run, run.is_cached = run, isinstance(self.reference, CachedReference)
+        settle_reuse(run, loader, self.model, self.strategy, is_new=resumed is None)
         run.is_evaluated &= resumed is not None or self.samples is None
         self.stop.begin_training()
         sizes = (self.num_parameters, self.num_trainable, self.work)
@@ -249,17 +252,17 @@ class KTOTrainer:
 
     def _train_step(self, args: FitArgs, run: RunState, batch: RankBatch, learning_rate: float) -> StepReport:
         place, shift = f"step {run.step}", run.shift or 0.0
-        before = forward_without_gradient(
-            self.model, self.reference, self.strategy, self.loss, batch, place, self.watchdog.beat, shift
+        before = forward_before_backward(
+            self.model, self.reference, self.strategy, self.loss, batch, self.watchdog.beat, shift, args.log_entropy
         )
         self.model.train()
         parts, aux_loss = [], torch.zeros((), device=self.strategy.device)
         for m, ref_log_prob in enumerate(before.ref_log_prob):
             self.watchdog.beat()
             micro_batch = to_device(batch.matched[m], self.strategy.device)
-            part = forward_with_gradient(
-                self.model, self.loss, batch, micro_batch, ref_log_prob, before, with_entropy=args.log_entropy
-            )
+            if not before.outputs:
+                before.outputs.append(forward_with_gradient(self.model, self.loss, micro_batch, args.log_entropy))
+            part = part_of_loss(self.loss, batch, micro_batch, before.outputs.pop(0), ref_log_prob, before)
             self.strategy.backward(self.model, part.loss, is_last=m == len(batch.matched) - 1)
             parts.append(part.columns)
             aux_loss += part.aux_loss

@@ -80,14 +80,14 @@ def try_micro_batch(engine: Any, strategy: Any, rows: int, longest: int, *, with
         return
     engine.eval()
     with torch.no_grad():
-        forward(engine, _full(WITHOUT_GRADIENT[strategy.device.type] * rows, longest), strategy.device)
+        forward(engine, full_micro_batch(WITHOUT_GRADIENT[strategy.device.type] * rows, longest), strategy.device)
     if with_gradient:
         engine.train()
-        on_device = to_device(_full(rows, longest), strategy.device)
+        on_device = to_device(full_micro_batch(rows, longest), strategy.device)
         strategy.backward(engine, 0.0 * engine(*model_inputs(on_device)).log_prob_B.float().sum(), is_last=False)
 
 
-def _full(rows: int, longest: int) -> MicroBatch:
+def full_micro_batch(rows: int, longest: int) -> MicroBatch:
     """Return a micro-batch of rows that are as long as can be, of whose tokens all but the first are scored."""
     row = {"label": True, "weight": 1.0, "row": 0}
     return collate([([0], [0] * (longest - 1), [True] * (longest - 1))] * rows, [row] * rows, 0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from openkto.batches.micro_batch import MicroBatch
 from openkto.distributed.checkpoint import KeepsEngine
 from openkto.distributed.update import StepResult
+from openkto.distributed.zero_options import ZeroOptions
 
 
 class Strategy(Protocol):
@@ -53,6 +54,7 @@ class TrainingStrategy(Strategy, KeepsEngine, Protocol):
 
     max_norm: float
     zero_stage: int
+    zero: ZeroOptions
     precision: Any
 
     @property

@@ -26,6 +26,7 @@ class RunState:
     evaluations_since_best: int = 0  # in a row without a better value of that metric
     run_id: str = ""  # the same over all starts of a run
     is_cached: bool | None = None  # whether the reference's values are from the cache; None in older checkpoints
+    held_tokens: int | None = None  # see `Layout`; an older checkpoint's run goes on in its own order
     log_ratio_sum: float = 0.0  # nats: of the rows of all steps done, for a loss that is relative to their mean
     log_ratio_rows: int = 0
 

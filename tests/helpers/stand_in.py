@@ -16,6 +16,7 @@ from openkto.batches.loader import KTODataLoader
 from openkto.config import LOSSES
 from openkto.distributed.engine_files import RecordingCheckpointEngine
 from openkto.distributed.update import StepResult
+from openkto.distributed.zero_options import ZeroOptions
 from openkto.models import Actor
 from openkto.process.stops import StopRequest
 from openkto.trainer import KTOTrainer, Services
@@ -43,6 +44,7 @@ class StandIn:
     world_size = data_size = 1
     precision = "fp32"
     device = torch.device("cpu")
+    zero = ZeroOptions()
 
     def __init__(self, max_norm: float = 1.0) -> None:
         self.max_norm = max_norm

@@ -42,7 +42,7 @@ def waits_of_a_step(tmp_path, packing, more):
     trainer, _ = make_trainer(token_rows([True, False, True, False]), batch=4, micro=2, steps=1, **more)
     if packing == "off":
         trainer.model.module.packs = False
-    waits, began, read = Waits(), loop.forward_without_gradient, loop.read_rows
+    waits, began, read = Waits(), loop.forward_before_backward, loop.read_rows
 
     def begin(*args):
         waits.__enter__()
@@ -52,7 +52,7 @@ def waits_of_a_step(tmp_path, packing, more):
         waits.__exit__(None, None, None)
         return read(*args)
 
-    loop.forward_without_gradient, loop.read_rows = begin, end
+    loop.forward_before_backward, loop.read_rows = begin, end
     trainer.fit(quiet_args(tmp_path, 1, log_entropy=True))
     return waits.found
 
