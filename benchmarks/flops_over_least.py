@@ -15,6 +15,7 @@ and 80%, alone and as two answers to each prompt.
 import argparse
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,6 +162,8 @@ def main() -> None:
             data = read_tokens(Path(folder), rows, SMALL["vocab_size"], args.max_len)
             loader = KTODataLoader(data, args.batch, max_tokens_per_micro_batch=args.max_tokens)
             plan_for([loader], actor, reference=ModelReference(actor, None))
+            # As where memory holds the graphs of all of a batch's micro-batches.
+            loader.layout = replace(loader.layout, held_tokens=args.batch * args.max_len)
             print(line(name, loader, work, args.epochs), flush=True)
 
 

@@ -215,6 +215,20 @@ def test_a_run_of_several_micro_batches_gives_the_same_in_either_order(run, tmp_
     assert_same(off[0], on[0])
 
 
+@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_gradients_of_half_precision_are_summed_once(zero_stage, tmp_path):
+    """DeepSpeed keeps those of a micro-batch in a sum of float32 until the next forward, which comes no more."""
+    off, on = (
+        run_ranks(run_of, 1, tmp_path, tmp_path / choice, zero_stage, {"param_dtype": "bf16", "share_prompts": choice})[
+            0
+        ]
+        for choice in ("off", "on")
+    )
+    for line, other in zip(off[0], on[0], strict=True):
+        assert other["grad_norm"] == pytest.approx(line["grad_norm"], rel=0.02)
+        assert other["loss"] == pytest.approx(line["loss"], rel=0.01)
+
+
 def reference():
     return tiny_llama(1)
 
