@@ -32,7 +32,6 @@ from openkto.batches.sharing import sharable_prompts
 from openkto.models import Actor
 from openkto.report.flops import ForwardWork, StepParts, StepWork, forward_work, row_sizes
 from openkto.trainer.planning import plan_for
-from openkto.trainer.reference import ModelReference
 
 ROOT = Path(__file__).parent.parent
 SHARES = (20, 50, 80)
@@ -161,7 +160,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             data = read_tokens(Path(folder), rows, SMALL["vocab_size"], args.max_len)
             loader = KTODataLoader(data, args.batch, max_tokens_per_micro_batch=args.max_tokens)
-            plan_for([loader], actor, reference=ModelReference(actor, None))
+            plan_for([loader], actor, reference_runs=True)
             # As where memory holds the graphs of all of a batch's micro-batches.
             loader.layout = replace(loader.layout, held_tokens=args.batch * args.max_len)
             print(line(name, loader, work, args.epochs), flush=True)

@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 def a_loader(actor, rows, micro=3, by_token=False, **more):
     loader = KTODataLoader(rows, len(rows), micro, **more)
-    plan_for([loader], actor, reference=ModelReference(actor, StandIn()), by_token=by_token)
+    plan_for([loader], actor, reference_runs=True, by_token=by_token)
     return loader
 
 
