@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SHORTEST = 20.0  # seconds; with less left nothing is begun
 LOG_SHOWN = 3000  # characters of a failed process's log
+RESULT_SHOWN = 1000  # of each result
 
 
 class Budget:
@@ -81,7 +82,8 @@ class Budget:
         print(f"    {name} {why}\n{log[-LOG_SHOWN:]}", flush=True)
 
     def keep(self, name: str, result: Any) -> None:
-        """Keep a result, also in the file."""
+        """Keep a result, also in what is printed and in the file."""
         self.results[name] = result
+        print(f"    {json.dumps(result)[:RESULT_SHOWN]}", flush=True)
         if self.out is not None:
             self.out.write_text(json.dumps(self.results | {"left out": self.left_out}, indent=1), encoding="utf-8")
