@@ -124,9 +124,9 @@ def row_sets(args: argparse.Namespace) -> Iterator[tuple[str, list[dict[str, Any
 def header(epochs: list[int]) -> str:
     """Return the table's first lines."""
     titles = ["rows", "policy, matched, with gradient", "policy, mismatched", "reference in the loop"]
-    titles += [f"reference, cache for {n}" for n in epochs]
-    titles += ["**an epoch, reference in the loop**", *(f"**with a cache for {n}**" for n in epochs), "GFLOP an epoch"]
-    return f"Computed over the least, of epochs\n\n| {' | '.join(titles)} |\n|{' --- |' * len(titles)}"
+    titles += [f"the reference's cache, epochs: {n}" for n in epochs]
+    titles += ["**an epoch, reference in the loop**", *(f"**cached, epochs: {n}**" for n in epochs), "GFLOP an epoch"]
+    return f"FLOPs computed over the least possible\n\n| {' | '.join(titles)} |\n|{' --- |' * len(titles)}"
 
 
 def line(name: str, loader: KTODataLoader, work: StepWork, epochs: list[int]) -> str:
