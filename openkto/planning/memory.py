@@ -91,11 +91,16 @@ class Way:
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes of one rank at its highest moment, by part, and the CPU memory that offload takes for it."""
+    """The bytes of one rank at its highest moment, by part, and the CPU memory that offload takes for it.
+
+    Args:
+        most: with the holes that a CPU's heap may hold.
+    """
 
     parts: dict[str, float]
     moment: str
     offloaded: float
+    most: float
 
     @property
     def total(self) -> float:
@@ -109,7 +114,11 @@ def memory_of(sizes: Sizes, way: Way) -> Memory:
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     always = _states(sizes, way)
     parts = {name: always.get(name, 0.0) + moments[moment].get(name, 0.0) for name in PARTS}
-    return Memory(parts, moment, _offloaded(sizes, way))
+    # As much as the largest pass holds, as it was measured: freed pages go back to the system after each backward only.
+    # To have each block go back at once would take a third more processor time.
+    passing = max(beside.get("activations", 0.0) + beside.get("logits", 0.0) for beside in moments.values())
+    holes = passing if way.device == "cpu" else 0.0
+    return Memory(parts, moment, _offloaded(sizes, way), sum(parts.values()) + holes)
 
 
 # ---- what is there all the time --------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Plan:
         if not self.found:
             return "The given flags leave no choice that training would take."
         one = nearest(self.found)
-        return f"The nearest is {in_words(one)}, which takes {one.memory.total / GIB:.1f} GiB."
+        return f"The nearest is {in_words(one)}, which takes {one.memory.most / GIB:.1f} GiB."
 
 
 def in_words(choice: Choice) -> str:
@@ -110,7 +110,7 @@ def _table(plan: Plan) -> list[str]:
 def _cell(plan: Plan, one: Choice | None) -> str:
     if one is None:
         return ""
-    sign = ">" if one is plan.choice else "*" if one.memory.total <= plan.machine.room else " "
+    sign = ">" if one is plan.choice else "*" if one.memory.most <= plan.machine.room else " "
     return f"{sign}{one.memory.total / GIB:8.2f}"
 
 
@@ -118,7 +118,8 @@ def _chosen(plan: Plan, choice: Choice) -> list[str]:
     memory, step = choice.memory, plan.steps[choice.trains]
     lines = [
         f"recommended: {in_words(choice)}",
-        f"memory: {memory.total / GIB:.2f} GiB, highest in the {memory.moment}",
+        f"memory: {memory.total / GIB:.2f} GiB, highest in the {memory.moment}"
+        + (f", and up to {memory.most / GIB:.2f} GiB with holes in the heap" if memory.most > memory.total else ""),
     ]
     lines += [f"  {name:12}{memory.parts[name] / GIB:8.2f} GiB" for name in PARTS if memory.parts[name] > 0]
     if memory.offloaded:
@@ -169,8 +170,9 @@ def _choice_as_json(plan: Plan, one: Choice) -> dict[str, Any]:
         "reference": way.reference,
         "adam_offload": way.options.adam_offload,
         "param_offload": way.options.param_offload,
-        "fits": one.memory.total <= plan.machine.room,
+        "fits": one.memory.most <= plan.machine.room,
         "bytes": one.memory.total,
+        "bytes_at_most": one.memory.most,
         "parts": one.memory.parts,
         "moment": one.memory.moment,
         "offloaded_bytes": one.memory.offloaded,

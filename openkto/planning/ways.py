@@ -114,10 +114,10 @@ def choices(
 
 def best(found: list[Choice], room: float) -> Choice | None:
     """Return the choice that gives up least of those that fit, sensible ones first."""
-    fitting = [one for one in found if one.memory.total <= room]
+    fitting = [one for one in found if one.memory.most <= room]
     return min(fitting, key=lambda one: (not one.is_sensible, one.cost), default=None)
 
 
 def nearest(found: list[Choice]) -> Choice:
     """Return the choice that takes the least."""
-    return min(found, key=lambda one: one.memory.total)
+    return min(found, key=lambda one: one.memory.most)

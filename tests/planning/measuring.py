@@ -31,13 +31,15 @@ def forget() -> None:
     CLEAR.write_text("5")
 
 
-def peak_of_training(folder: Path, rows: TokenRowList, settings: dict[str, Any]) -> int:
+def peak_of_training(folder: Path, rows: TokenRowList, settings: dict[str, Any], *, with_holes: bool = False) -> int:
     """Return the bytes that two steps took at the most, beyond what the process had before there was a model.
 
-    Blocks of 64 KiB and more are handed back to the system when they are freed, so that the count is of what lives, not
-    of holes in the heap.
+    Args:
+        with_holes: with those of the heap as it is by default. Else blocks of 64 KiB and more are handed back to the
+            system when they are freed, so that the count is of what lives.
     """
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
+    if not with_holes:
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
     tiny = functools.partial(tiny_llama, max_position_embeddings=1024)
     warm = make_trainer(rows, model=tiny, zero_stage=0, batch=len(rows), micro=1, steps=1)[0]
     warm.fit(quiet_args(folder / "warm", 1))
