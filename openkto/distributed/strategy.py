@@ -282,15 +282,14 @@ class DeepspeedStrategy:
     def backward(self, engine: Any, loss: Tensor, *, is_last: bool) -> None:
         """Add a micro-batch's gradient.
 
-        The forward must have gone through `engine(...)`, at ZeRO-3 right before: micro-batches are dropped otherwise.
+        The forward must have gone through `engine(...)` right before: ZeRO-3 drops micro-batches otherwise.
 
         Args:
             loss: scalar: this micro-batch's part of the global loss, so that the parts of all ranks and
-                micro-batches add up to it, those that share rows counted once. DeepSpeed averages, hence the factor.
+                micro-batches add up to it, those that share rows counted once. DeepSpeed averages over ranks, hence the
+                factor: over those of one part of the weights, or over all.
             is_last: whether it is the step's last micro-batch on this rank.
         """
-        if self.zero_stage in (1, 2):
-            engine.optimizer.clear_backward_seen_flag()  # as a forward does; other forwards may have come since
         engine.set_gradient_accumulation_boundary(is_last)
         averaged_over = self.data_size if self.mesh.cut == "weights" else self.world_size
         engine.backward(loss * averaged_over, scale_wrt_gas=False)

@@ -217,11 +217,10 @@ def test_a_run_of_several_micro_batches_gives_the_same_in_either_order(run, tmp_
 
 @pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_gradients_of_half_precision_are_summed_once(zero_stage, tmp_path):
-    """DeepSpeed keeps those of a micro-batch in a sum of float32 until the next forward, which comes no more."""
+    """DeepSpeed keeps a float32 sum beside them, and no forward comes between two backwards any more."""
+    more = {"param_dtype": "bf16", "reference": reference}
     off, on = (
-        run_ranks(run_of, 1, tmp_path, tmp_path / choice, zero_stage, {"param_dtype": "bf16", "share_prompts": choice})[
-            0
-        ]
+        run_ranks(run_of, 2, tmp_path, tmp_path / choice, zero_stage, more | {"share_prompts": choice})[0]
         for choice in ("off", "on")
     )
     for line, other in zip(off[0], on[0], strict=True):
