@@ -21,16 +21,18 @@ import transformers
 from torch import Tensor
 
 from benchmarks.material import read_rows
-from openkto.batches.micro_batch import collate
+from openkto.batches.micro_batch import REST, Sequence, after_prompts, collate
 from openkto.commands import train
 from openkto.models import Actor
-from openkto.trainer.forwards import forward
+from openkto.models.kept_keys import KeptKeys
+from openkto.trainer.forwards import forward, model_inputs, to_device
 
 LENGTHS = (5, 64, 33, 127, 18)
 # Nats a token, and the relative error of a gradient: what the coarser dtype's round-off makes, with room.
 BOUNDS = {torch.bfloat16: (0.05, 0.1), torch.float32: (1e-4, 1e-4)}
 STEPS, HALF = 4, 2
-ANSWER = 24  # tokens of a completion where prompts are shared
+# Where prompts are shared: their tokens, completions to each, and tokens of a completion.
+PROMPTS, ANSWERS, ANSWER = (100, 37), 3, 24
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -83,22 +85,43 @@ def check_model(shape: dict[str, Any], device: str, coarse: torch.dtype, fine: t
         check(f"{name}: gradient, relative", float(apart / whole), gradient)
     alone, shared = (completions(actor, device, shares=shares) for shares in (False, True))
     check("prompts shared against each its own: nats a token", float((alone - shared).abs().max()) / ANSWER, nats)
+    after = completions_after_prompts(actor, device)
+    check("prompts that another forward has run: nats a token", float((alone - after).abs().max()) / ANSWER, nats)
 
 
 def completions(actor: Actor, device: str, *, shares: bool) -> Tensor:
     """Return the log-probabilities of several completions to each of two prompts, in float64 on the CPU."""
+    sequences, rows = drawn_completions(actor)
+    reused_B = np.array([0 if i % ANSWERS == 0 or not shares else len(s[0]) for i, s in enumerate(sequences)])
+    with torch.no_grad():
+        return forward(actor, collate(sequences, rows, 0, reused_B), torch.device(device)).double().cpu()
+
+
+def completions_after_prompts(actor: Actor, device: str) -> Tensor:
+    """Return the same, run after a forward of the prompts, each with the completion of the row before."""
+    sequences, rows = drawn_completions(actor)
+    others = [(prompt, *sequences[i - 1][1:]) for i, (prompt, _, _) in enumerate(sequences)]
+    before, after = collate(others, rows, 0), collate(sequences, rows, 0)
+    after |= after_prompts(after, before, np.array([len(prompt) - 1 for prompt, _, _ in sequences]))
+    after |= {name: after[own] for name, own in REST.items()}
+    kept, place = KeptKeys(), torch.device(device)
+    with torch.no_grad():
+        actor(*model_inputs(to_device(before, place)), kept_keys=kept)
+        kept.start_taking()
+        return actor(*model_inputs(to_device(after, place)), kept_keys=kept).log_prob_B.double().cpu()
+
+
+def drawn_completions(actor: Actor) -> tuple[list[Sequence], list[dict[str, Any]]]:
+    """Return two prompts with several completions each, and their rows."""
     generator = torch.Generator().manual_seed(2)
-    vocabulary, prompts, answers = actor.model.config.vocab_size, (100, 37), 3
+    vocabulary = actor.model.config.vocab_size
 
     def draw(count: int) -> list[int]:
         return torch.randint(3, vocabulary, (count,), generator=generator).tolist()
 
-    drawn = [draw(length) for length in prompts]
-    sequences = [(prompt, draw(ANSWER), [True] * ANSWER) for prompt in drawn for _ in range(answers)]
-    rows = [{"label": True, "weight": 1.0, "row": i} for i in range(len(sequences))]
-    reused_B = np.array([0 if i % answers == 0 or not shares else len(s[0]) for i, s in enumerate(sequences)])
-    with torch.no_grad():
-        return forward(actor, collate(sequences, rows, 0, reused_B), torch.device(device)).double().cpu()
+    drawn = [draw(length) for length in PROMPTS]
+    sequences = [(prompt, draw(ANSWER), [True] * ANSWER) for prompt in drawn for _ in range(ANSWERS)]
+    return sequences, [{"label": True, "weight": 1.0, "row": i} for i in range(len(sequences))]
 
 
 def scores(actor: Actor, device: str) -> tuple[Tensor, list[Tensor]]:
