@@ -22,7 +22,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 from openkto.config import is_adapter_folder
 from openkto.errors import ConfigError
 from openkto.models.adapter import base_of
-from openkto.models.folder_checks import check_files, check_quantization
+from openkto.models.folder_checks import check_files, check_quantization, check_tokenizer_files
 from openkto.models.kernels import use_liger_layers
 from openkto.models.positions import check_row_lengths
 from openkto.models.revision import split_revision
@@ -241,6 +241,7 @@ def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: b
     except BaseException as error:  # the tokenizers library raises plain Exception for a broken file, or panics
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
+        check_tokenizer_files(repository)
         raise ConfigError(
             f"{pretrain}: cannot load the tokenizer: {_first_line(error)} "
             "Check that the folder holds the model's tokenizer files."

@@ -57,13 +57,14 @@ def problem_with_model(folder: Path, sizes: dict[str, int] | None) -> str | None
     for name, size in (sizes or {}).items():
         if held.get(name) != size:
             return f"{name} has {held[name]} bytes of {size}" if name in held else f"{name} is missing"
-    cut = [name for name in weights if not _is_whole(folder / name, held[name])]
+    cut = [name for name in weights if not is_whole(folder / name)]
     return f"{cut[0]} is cut or damaged" if cut else None
 
 
-def _is_whole(file: Path, size: int) -> bool:
+def is_whole(file: Path) -> bool:
     """Whether a safetensors file's header can be read and agrees with the file's size."""
     try:
+        size = file.stat().st_size
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             if length > size:

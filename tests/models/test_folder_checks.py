@@ -51,6 +51,24 @@ def test_a_named_pipe_among_the_files_is_refused_not_waited_for(folder, name, ca
     )
 
 
+@pytest.mark.parametrize("call", [load_config, load_tokenizer])
+def test_weights_that_are_not_whole_are_refused_before_anything_else_is_done(folder, call):
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    (folder / "consolidated.safetensors").write_bytes(content[:-1])  # which transformers does not read
+    call(str(folder))
+    for part in (content[:-1], content[:100], b""):
+        weights.write_bytes(part)
+        assert refusal(call, str(folder)) == (
+            f"{weights}: must hold all of its weights; got a file of {len(part)} bytes that is cut or damaged. "
+            "Download or copy it again."
+        )
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n")
+    assert refusal(call, str(folder)) == (
+        f"{weights}: must hold all of its weights; got a pointer of Git LFS. Run `git lfs pull` in that folder."
+    )
+
+
 def test_a_device_behind_a_link_is_refused_and_what_nobody_reads_is_not(folder):
     os.mkfifo(folder / "control")
     load_config(str(folder))

@@ -50,7 +50,7 @@ def test_missing_weights_are_refused(folder):
 def test_cut_weights_are_refused(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    assert "cannot load the model" in refusal(load_model, str(folder))
+    assert "1000 bytes that is cut or damaged" in refusal(load_model, str(folder))
 
 
 def test_weights_that_lack_a_layer_are_refused_not_invented(folder):
@@ -87,7 +87,12 @@ def test_a_models_own_python_runs_only_when_it_is_allowed(folder, tmp_path_facto
 
 
 def test_a_missing_tokenizer_is_said(folder):
+    (folder / "tokenizer.json").write_text("{")
     assert "cannot load the tokenizer" in refusal(load_tokenizer, str(folder))
+    (folder / "tokenizer.json").unlink()
+    assert refusal(load_tokenizer, str(folder)).startswith(
+        f"{folder}: must hold the model's tokenizer; got no file of one. Copy tokenizer.json and"
+    )
 
 
 def test_ids_and_positions_that_the_model_lacks_are_refused():
