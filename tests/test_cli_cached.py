@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+from collections import namedtuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -253,6 +254,19 @@ def test_a_folder_that_cannot_serve_is_one_sentence(place):
     assert code == 2
     assert "error: --ref_cache_dir: must be a folder that all nodes share; got " in said
     assert ", where rank 1 finds other files than rank 0. Name one that is" in said
+
+
+def on_a_full_disk(argv):
+    usage = namedtuple("usage", "total used free")
+    shutil.disk_usage = lambda _: usage(0, 0, 2**20)
+    return run_to_status(argv)
+
+
+def test_a_disk_without_room_for_the_model_is_said_before_the_cache_is_filled(place):
+    ((code, said),) = run_ranks(on_a_full_disk, 1, place, flags(place, "--ref_mode", "cached"))
+    assert code == 2
+    assert f"error: --save_path {place}/out: the model and its records need 32 MiB; got 1 MiB free." in said
+    assert "reference: computing" not in said
 
 
 def test_a_reference_that_is_not_finite_is_one_sentence(place):

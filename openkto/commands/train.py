@@ -118,11 +118,13 @@ def train(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: W
     if found is not None and is_done(config, checkpoints, found, identity, loader):
         return True
     resumed = None if found is None else found.state["run"]
+    dtype = DTYPES[config.model.export_dtype or strategy.precision]
+    # Hours of a reference's forwards may come before the sizes of what is saved are known.
+    on_some_ranks(strategy, lambda: check_space(folder, 0, dtype), is_mine=is_first)
     cached = cached_reference(config, strategy, all_loaders, identity, models.reference, watchdog, stop, resumed)
     watchdog.phase("loading the models")
     actor, ref_actor = load_models(config, strategy, models, is_cached=cached is not None, trains=True)
     watchdog.phase("preparing the models")
-    dtype = DTYPES[config.model.export_dtype or strategy.precision]
     base = base_model(base_of(models.policy))
     cards = [CardsOfCopies(folder, base)] if is_first and config.checkpoint.save_hf_ckpt else []
     services = Services(checkpoints, stop, watchdog, samples, cards)
