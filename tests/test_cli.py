@@ -295,13 +295,22 @@ def test_a_model_that_cannot_be_saved_in_its_place_is_saved_elsewhere(place, mon
     (refuge,) = (place / "refuge").glob("openkto-*")
     assert f"The trained model was saved to {refuge} instead" in text
     assert transformers.AutoModelForCausalLM.from_pretrained(refuge)
+    # Where that cannot be done either, both reasons are said, and the checkpoint of the last step serves.
+    argv = flags(place, "--max_steps", "1", "--save_steps", "1", "--overwrite")
+    ((code, text),) = run_ranks(run_on_a_disk_that_fills_up, 1, place, argv, ["/out/", "/refuge/"])
+    assert code == 1
+    assert text.count("No space left on device") == 2
+    assert "Nor could it be saved to a temporary folder" in text
+    assert list((place / "refuge").glob("openkto-*")) == [refuge]
+    assert run_ranks(run_to_status, 1, place, [*argv[:-1], "--load_checkpoint"])[0][0] == 0
+    assert (place / "out/model.safetensors").exists()
 
 
-def run_on_a_disk_that_fills_up(argv):
+def run_on_a_disk_that_fills_up(argv, full=("/out/",)):
     save = transformers.PreTrainedModel.save_pretrained
 
     def save_unless_full(model, folder, **kwargs):
-        if "/out/" in str(folder):
+        if any(place in str(folder) for place in full):
             raise OSError(28, "No space left on device")
         save(model, folder, **kwargs)
 

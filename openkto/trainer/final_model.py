@@ -1,7 +1,8 @@
 """Writes the trained model, or adapter, as a Hugging Face folder."""
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.gather import gather_weights, whole_shape
 from openkto.errors import OpenKTOError, TrainingError
+from openkto.files import delete
 
 
 def save_model(
@@ -49,9 +51,24 @@ def _write_model(
     except OpenKTOError as error:
         if not has_refuge:
             raise
-        refuge = tempfile.mkdtemp(prefix="openkto-")
-        actor.export(weights, tokenizer, refuge, dtype)
-        raise OpenKTOError(f"{error} The trained model was saved to {refuge} instead: move it from there.") from error
+        outcome = _save_elsewhere(lambda folder: actor.export(weights, tokenizer, folder, dtype))
+        raise OpenKTOError(f"{error} {outcome}") from error
+
+
+def _save_elsewhere(export: Callable[[str], None]) -> str:
+    """Write the model into a temporary folder; return what became of it."""
+    folder = None
+    try:
+        folder = tempfile.mkdtemp(prefix="openkto-")
+        export(folder)
+    except (OSError, OpenKTOError) as error:
+        if folder is not None:
+            delete(Path(folder))
+        return (
+            f"Nor could it be saved to a temporary folder ({error}). If the last step has a checkpoint, the same "
+            "command with --load_checkpoint saves the model of it."
+        )
+    return f"The trained model was saved to {folder} instead: move it from there."
 
 
 def count(parameters: Iterable[nn.Parameter]) -> int:
