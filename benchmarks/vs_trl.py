@@ -80,6 +80,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--trl_batch", type=int, nargs="+", default=[2, 4], help="what its best is looked for among")
     parser.add_argument("--venv", type=Path, default=Path(f"~/.cache/openkto/benchmarks/trl-{TRL}").expanduser())
     args, flags = parser.parse_known_args(argv)
+    if any(args.batch % min(rows, args.batch) for rows in (*args.trl_batch, PER_DEVICE_DEFAULT)):
+        parser.error(
+            f"--batch: must be whole batches of a device, of {PER_DEVICE_DEFAULT} rows and of --trl_batch, so that TRL "
+            f"makes the same steps; got {args.batch} and {args.trl_batch}"
+        )
     python = install_trl(args.venv)
     print(header(args), flush=True)
     failed = False
