@@ -46,7 +46,7 @@ _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 _WORDS = {word: True for word in DESIRABLE_WORDS} | {word: False for word in UNDESIRABLE_WORDS}
 _NOT_PART_OF_A_WORD = re.compile("[\\s_:-]|\ufe0f|[\U0001f3fb-\U0001f3ff]")
 RULE = (
-    "label must be true or false, 1 or 0, 1 or -1, or a word such as good/bad, yes/no, up/down, like/dislike,"
+    "must be true or false, 1 or 0, 1 or -1, or a word such as good/bad, yes/no, up/down, like/dislike,"
     " thumbs_up/thumbs_down, \U0001f44d/\U0001f44e (docs/data.md has them all)"
 )
 
@@ -57,9 +57,16 @@ class LabelReader:
     Args:
         meanings: what each value means, and nothing else does; None leaves the row out.
         threshold: desirable from the larger number; undesirable up to the smaller, or below a single one.
+        name: the field that labels stand in, as errors call it.
     """
 
-    def __init__(self, meanings: Mapping[str, bool | None] | None = None, threshold: tuple[float, ...] = ()) -> None:
+    def __init__(
+        self,
+        meanings: Mapping[str, bool | None] | None = None,
+        threshold: tuple[float, ...] = (),
+        name: str = "label",
+    ) -> None:
+        self._name = name
         self._meanings = None if meanings is None else {_plain(key): value for key, value in meanings.items()}
         self._threshold = threshold
         self._conventions: set[str] = set()
@@ -77,7 +84,7 @@ class LabelReader:
             return self._compared(place, value)
         found = _meaning(value)
         if found is None:
-            raise BadRow(place, "label", RULE, shorten(value), _cure(value))
+            raise BadRow(place, "label", f"{self._name} {RULE}", shorten(value), _cure(value))
         is_desirable, conventions = found
         if not self._conventions:
             self._conventions, self._first = set(conventions), (place, shorten(value))
@@ -93,7 +100,7 @@ class LabelReader:
     def _mapped(self, place: str, value: object, meanings: Mapping[str, bool | None]) -> bool | None:
         key = _plain(value)
         if key not in meanings:
-            rule = f"label must be one that --label_map names ({', '.join(list(meanings)[:12])})"
+            rule = f"{self._name} must be one that --label_map names ({', '.join(list(meanings)[:12])})"
             raise BadRow(place, "label", rule, shorten(value), "Add it, as VALUE=true, VALUE=false or VALUE=none.")
         return meanings[key]
 
@@ -102,7 +109,8 @@ class LabelReader:
             return None
         number = None if isinstance(value, bool) else as_number(value)
         if number is None or math.isnan(number):
-            raise BadRow(place, "label", "label must be a number to be read by --label_threshold", shorten(value))
+            rule = f"{self._name} must be a number to be read by --label_threshold"
+            raise BadRow(place, "label", rule, shorten(value))
         if number >= max(self._threshold):
             return True
         is_low = number < self._threshold[0] if len(self._threshold) == 1 else number <= min(self._threshold)

@@ -35,6 +35,11 @@ class DataReport:
     contradicting: list[int]  # texts labelled both ways, their rows, the numbers of the first two; else nothing
 
 
+def bad_rows(count: int, kind: str) -> str:
+    """Say how many bad rows of a kind there are."""
+    return f"{count} bad row{'s' if count > 1 else ''} ({kind})"
+
+
 def say(report: DataReport, max_len: int, *, with_source: bool = True) -> None:
     """Log every count that is not 0, and the skipped rows as a warning.
 
@@ -66,7 +71,7 @@ def _say_source(report: DataReport) -> None:
             "The first are rows %d and %d.", texts, are, rows, first, second,
         )  # fmt: skip
     for kind, count in report.skipped.items():
-        logger.warning("data: skipped %d bad rows (%s). The first: %s", count, kind, report.first_skipped[kind])
+        logger.warning("data: skipped %s. The first: %s", bad_rows(count, kind), report.first_skipped[kind])
     notes = {
         MERGED: report.merged,
         TEMPLATE_DIFFERS: report.template_differs,

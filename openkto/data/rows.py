@@ -120,7 +120,7 @@ class RowReader:
         """Return what a label says by the one reader of its file; None, counted, for a row to leave out."""
         reader = self._labels.get((file, key))
         if reader is None:
-            reader = LabelReader(self._settings.label_map, self._settings.label_threshold)
+            reader = LabelReader(self._settings.label_map, self._settings.label_threshold, key)
             self._labels[file, key] = reader
         label = reader.read(place, value)
         if label is None:

@@ -115,7 +115,7 @@ def memory_of(sizes: Sizes, way: Way) -> Memory:
     always = _states(sizes, way)
     parts = {name: always.get(name, 0.0) + moments[moment].get(name, 0.0) for name in PARTS}
     # As much as the largest pass holds, as it was measured: freed pages go back to the system after each backward only.
-    # To have each block go back at once would take a third more processor time.
+    # To have each block go back at once would take up to a third more processor time.
     passing = max(beside.get("activations", 0.0) + beside.get("logits", 0.0) for beside in moments.values())
     holes = passing if way.device == "cpu" else 0.0
     return Memory(parts, moment, _offloaded(sizes, way), sum(parts.values()) + holes)

@@ -134,7 +134,15 @@ def _chosen(plan: Plan, choice: Choice) -> list[str]:
     )
     if hours is None or plan.num_steps is None:
         return [*lines, "the run: give --dataset to see its steps and hours"]
-    return [*lines, f"the run: {plan.num_steps} steps, {hours:.3g} hours, without evaluations"]
+    steps = "1 step" if plan.num_steps == 1 else f"{plan.num_steps} steps"
+    return [*lines, f"the run: {steps}, {_duration(3600 * hours)}, without evaluations"]
+
+
+def _duration(seconds: float) -> str:
+    for unit, name in ((3600, "hours"), (60, "minutes")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds:.2g} seconds"
 
 
 def _count(number: int) -> str:

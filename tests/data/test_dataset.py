@@ -163,7 +163,7 @@ def test_the_skipped_rows_are_said_again_from_the_cache(write_lines, caplog):
     make(path, on_bad_rows="skip")
     with caplog.at_level(logging.WARNING):
         make(path, on_bad_rows="skip")
-    assert "skipped 1 bad rows (broken JSON)" in caplog.text
+    assert "skipped 1 bad row (broken JSON)" in caplog.text
 
 
 def test_an_error_is_an_error_again_after_skip(write_lines):
@@ -182,7 +182,7 @@ def test_a_bad_first_row_does_not_hide_the_format(write_lines):
 def test_nothing_left_is_an_error_that_names_the_first(write_lines):
     path = write_lines(["{broken", {"prompt": "x", "completion": "", "label": True}])
     assert error_of(path, on_bad_rows="skip").startswith(
-        f"{path}: at least one row must be left; got 1 bad rows (broken JSON), 1 bad rows (empty completion)."
+        f"{path}: at least one row must be left; got 1 bad row (broken JSON), 1 bad row (empty completion)."
         f" The first bad row: {path}:1: must be one JSON object"
     )
     assert "--on_bad_rows" not in error_of(path, on_bad_rows="skip")

@@ -132,3 +132,9 @@ def test_a_threshold_reads_scores(threshold, expected):
 def test_a_score_without_a_threshold_names_the_flag():
     with pytest.raises(BadRow, match="Read scores with --label_threshold"):
         LabelReader().read("f:1", 5)
+
+
+def test_a_label_of_another_field_is_named_by_it():
+    for settings, rule in (({}, "must be true or false"), ({"meanings": {"x": True}}, "must be one that --label_map")):
+        with pytest.raises(BadRow, match=f"f:1: feedback {rule}"):
+            LabelReader(**settings, name="feedback").read("f:1", "n/a")

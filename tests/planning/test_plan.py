@@ -41,7 +41,10 @@ def test_a_plan_names_parts_time_and_the_command(words, capsys):
         "--ref_mode cached"
     )
     main([*words, *machine, "--train_batch_size", "8"])
-    assert "recommended: all parameters, ZeRO 1, reference: cached" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "recommended: all parameters, ZeRO 1, reference: cached" in said
+    seconds = 3600 * chosen["hours"]
+    assert f"the run: 5 steps, {seconds:.2g} seconds, without evaluations" in said
 
 
 def test_given_flags_stay_and_are_not_repeated(words, capsys):
