@@ -106,6 +106,11 @@ def make_plan(config: RunConfig, options: RunOptions, argv: list[str]) -> "Plan"
         choice = best(found, machine.room)
         if choice is not None:
             break
+    for trains, loader in loaders.items():
+        if choice is not None and _reuses_prompts(config, actors[trains], loader, choice.way):
+            # In steps of one micro-batch a rank; in others the run looks at the memory that is free.
+            loader.layout = replace(loader.layout, held_tokens=0)
+            batches[trains] = dealt_batches(loader)
     steps = {
         trains: mean_step(loader, batches[trains], *_works(actors[trains], other)) for trains, loader in loaders.items()
     }
@@ -215,6 +220,15 @@ def _works(actor: "Actor", other: "Actor | None") -> "tuple[ForwardWork, Forward
 
     reference = forward_work(actor, adapter_off=actor.has_adapter) if other is None else forward_work(other)
     return forward_work(actor), reference
+
+
+def _reuses_prompts(config: RunConfig, actor: "Actor", loader: "KTODataLoader", way: "Way") -> bool:
+    """Return whether the policy's mismatched pairs may go on after the prompts of its matched rows."""
+    from openkto.trainer.prompt_reuse import reason_against
+
+    is_compiled = config.model.torch_compile or config.deepspeed.deepcompile
+    is_free = reason_against(actor, way.zero_stage, is_compiled=is_compiled) is None
+    return loader.layout.shares_prompts and is_free
 
 
 def _references(config: RunConfig, trains: "Trains") -> "tuple[Reference, ...]":

@@ -157,10 +157,12 @@ def _planned_together(loader: KTODataLoader, pairs_P2: IntArray) -> PairSizes:
 def _step(loader: KTODataLoader, batch: BatchPlan, policy: ForwardWork, reference: ForwardWork) -> dict[str, float]:
     """Return what `Step` has of one step."""
     matched = _sizes(loader, batch.own_N2, batch.matched)
-    parts = [matched]
+    of_reference, mismatched = [matched], 0.0
     if batch.mismatched is not None:
-        parts.append(_sizes(loader, batch.pairs_P2, batch.mismatched))
-    of_reference = parts
+        pairs = _sizes(loader, batch.pairs_P2, batch.mismatched)
+        mismatched = pairs.forward(policy)
+        # The reference has no prompts of the policy's to go on after.
+        of_reference.append(pairs._replace(reused_P=0 * pairs.reused_P) if batch.reuses_prompts else pairs)
     if batch.shared is not None:
         of_reference = [_sizes(loader, np.concatenate([batch.own_N2, batch.pairs_P2]), batch.shared)]
     lengths, scored = torch.from_numpy(matched.lengths_P.astype(np.int64)), int(matched.scored_P.sum())
@@ -171,7 +173,7 @@ def _step(loader: KTODataLoader, batch: BatchPlan, policy: ForwardWork, referenc
         "training": policy.training(lengths, scored),
         "head_again": policy.head_again(scored),
         "layers_again": policy.forward(lengths, 0),
-        "mismatched": sum(part.forward(policy) for part in parts[1:]),
+        "mismatched": mismatched,
         "reference": sum(part.forward(reference) for part in of_reference),
         "waiting": plan_cost(batch.matched.plan, costs_N) * loader.world_size / float(costs_N.sum()),
     }

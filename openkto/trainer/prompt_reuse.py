@@ -39,7 +39,8 @@ def settle_reuse(
     Args:
         loader: of the rows that train, which knows how the models run them (`plan_for`).
     """
-    reason, held_tokens = _reason_against(engine.module, strategy), None
+    is_compiled = engine.module.compile_backend is not None or strategy.zero.deepcompile
+    reason, held_tokens = reason_against(engine.module, strategy.zero_stage, is_compiled=is_compiled), None
     if loader.layout.shares_prompts and loader.needs_mismatched:
         if reason is not None:
             log.info("prompts: the policy's mismatched pairs run them again: %s", reason)
@@ -60,10 +61,11 @@ def settle_reuse(
         )
 
 
-def _reason_against(actor: Any, strategy: TrainingStrategy) -> str | None:
-    if strategy.zero_stage == 3:
+def reason_against(actor: Any, zero_stage: int, *, is_compiled: bool) -> str | None:
+    """Return why mismatched pairs of this `Actor` cannot go on after the prompts of its matched rows, if so."""
+    if zero_stage == 3:
         return "ZeRO 3, where each backward must come right after its forward"
-    if actor.compile_backend is not None or strategy.zero.deepcompile:
+    if is_compiled:
         return "compiled layers (--torch_compile, --deepcompile)"
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in actor.modules()):
         return "--lora_dropout, which is only for matched rows"
