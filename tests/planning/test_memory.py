@@ -69,7 +69,7 @@ def test_the_peak_of_training_is_as_predicted(name, tmp_path):
     args = (tmp_path, rows_of(ranks), {"batch": 4 * ranks, "micro": 2, "steps": 2, "share_prompts": "off"} | settings)
     measured = max(run_ranks(peak_of_training, ranks, tmp_path, *args))
     if name == HELD:  # a step of one micro-batch has no gradients before its backward, and takes less
-        assert measured < 1.1 * predicted(ranks, settings)
+        assert measured < 1.1 * predicted(ranks, settings)[0]
         return
     # 4 bytes a parameter more or less are 15% of the quick one.
     assert predicted(ranks, settings)[0] == pytest.approx(measured, rel=0.15 if name == "stage 3" else 0.1)
@@ -79,7 +79,7 @@ def test_the_peak_of_training_is_as_predicted(name, tmp_path):
 @pytest.mark.parametrize("name", ["LoRA", "model reference", "checkpointing", "full"])
 def test_the_peak_on_the_default_heap_lies_between_what_lives_and_the_most(name, tmp_path):
     ranks, settings = SETTINGS[name]
-    args = (tmp_path, rows_of(ranks), {"batch": 4 * ranks, "micro": 2, "steps": 2} | settings)
+    args = (tmp_path, rows_of(ranks), {"batch": 4 * ranks, "micro": 2, "steps": 2, "share_prompts": "off"} | settings)
     (measured,) = run_ranks(functools.partial(peak_of_training, with_holes=True), ranks, tmp_path, *args)
     least, most = predicted(ranks, settings)
     assert 0.9 * least < measured < 1.1 * most
