@@ -77,7 +77,7 @@ def _unexpected(error: BaseException) -> str:
     if type(error).__name__ == "OutOfMemoryError":
         return (
             f"the GPU's memory is full ({first_line}). Lower --micro_train_batch_size or --max_len, pass "
-            "--gradient_checkpointing, or raise --zero_stage."
+            "--gradient_checkpointing or --share_prompts off, or raise --zero_stage."
         )
     return (
         f"{type(error).__name__}: {first_line} Pass --debug to see where; please report it if it is not a mistake on "

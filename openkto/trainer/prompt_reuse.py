@@ -77,6 +77,9 @@ def _held_tokens(loader: KTODataLoader, engine: Any, strategy: TrainingStrategy)
 
     A power of two, so that the same run on the same machine finds the same number.
     """
+    if loader.layout.measured_tokens is not None and strategy.device.type == "cuda":
+        # The largest micro-batch was measured to fill what is free: beside it no other graph fits.
+        return 0
     room = USABLE * (_free(strategy) - pending_state(engine.optimizer, strategy.device))
     own = room / _bytes_a_token(engine, strategy, min(TRIAL_TOKENS, loader.longest))
     least = int(-strategy.all_reduce([-own], op="max")[0])

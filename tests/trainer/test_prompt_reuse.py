@@ -9,6 +9,7 @@ import torch
 
 from openkto.batches.loader import KTODataLoader
 from openkto.config import LoraConfig
+from openkto.distributed import free_memory
 from openkto.distributed.zero_options import ZeroOptions
 from openkto.models import Actor
 from openkto.models.live_tensors import LiveTensors
@@ -72,17 +73,18 @@ def test_several_micro_batches_are_held_up_to_so_many_tokens_and_one_always_is()
     assert batch_of(a_loader(actor, rows, micro=4), 0).reuses_prompts
 
 
-def test_pairs_that_are_too_many_tokens_for_a_micro_batch_are_planned_by_themselves():
+@pytest.mark.parametrize("factor", [1, 4])  # beside a graph, micro-batches without gradient are no larger
+def test_pairs_that_are_too_many_tokens_for_a_micro_batch_are_planned_by_themselves(factor):
     rows, actor = token_rows([True, False] * 4), Actor(tiny_llama())
     for row in rows.items[4:]:
         row["completion_ids"], row["completion_mask"] = [5] * 40, [True] * 40
     rows.__post_init__()
     longest = int((rows.prompt_lengths + rows.completion_lengths).max())
-    loader = KTODataLoader(rows, 8, max_tokens_per_micro_batch=longest)
+    loader = KTODataLoader(rows, 8, max_tokens_per_micro_batch=longest, larger_without_gradient=factor)
     plan_for([loader], actor)
     batch = batch_of(loader, 10_000)
     assert not batch.reuses_prompts
-    assert all(len(m["kl_token_index"]) <= longest for m in batch.mismatched)
+    assert all(len(m["kl_token_index"]) <= factor * longest for m in batch.mismatched)
 
 
 def test_a_prompt_that_is_cut_otherwise_runs_again():
@@ -269,6 +271,42 @@ def test_prompts_are_reused_where_that_can_be_and_else_the_log_says_why(strategy
     elif reason:
         assert caplog.text.count("prompts: the policy's mismatched pairs run them again: ") == 1
         assert re.search(reason, caplog.text)
+
+
+class OfTwo(StandIn):
+    world_size = 2
+
+
+class BesideAFullerRank(StandIn):
+    def all_reduce(self, values, op="sum"):
+        return torch.as_tensor(values, dtype=torch.float64).clamp(min=-100.0)
+
+
+class OnAGPU(StandIn):
+    device = torch.device("cuda")
+
+
+@pytest.mark.parametrize(("strategy", "expected"), [(OfTwo(), 256), (BesideAFullerRank(), 64)])
+def test_graphs_take_half_of_what_the_fullest_rank_has_left(strategy, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(free_memory, "CGROUP", tmp_path)
+    actor, run = Actor(tiny_llama()), RunState()
+    engine = Engine(actor, torch.optim.AdamW(actor.parameters()))
+    moments_and_gradient = 3 * 4 * sum(p.numel() for p in actor.parameters())
+    loader = a_loader(actor, token_rows([True] * 4))
+    graphs = 500 * prompt_reuse._bytes_a_token(engine, strategy, loader.longest)
+    (tmp_path / "memory.max").write_text(str(int(strategy.world_size * (2 * graphs + moments_and_gradient))))
+    (tmp_path / "memory.current").write_text("0")
+    (tmp_path / "memory.stat").write_text("inactive_file 0")
+    settle_reuse(run, loader, engine, strategy, is_new=True)
+    assert run.held_tokens == expected
+
+
+def test_beside_the_largest_micro_batch_that_a_gpu_takes_no_other_graph_is_held():
+    actor, run = Actor(tiny_llama()), RunState()
+    loader = a_loader(actor, token_rows([True] * 4))
+    loader.layout = replace(loader.layout, measured_tokens=64)
+    settle_reuse(run, loader, Engine(actor, None), OnAGPU(), is_new=True)
+    assert run.held_tokens == 0
 
 
 @pytest.mark.parametrize("recomputation", ["none", "selective", "whole"])
