@@ -4,10 +4,12 @@ import logging
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from openkto.batches.loader import KTODataLoader
+from openkto.batches.sharing import PairPlan, plan_after_prompts
 from openkto.config import LoraConfig
 from openkto.distributed import free_memory
 from openkto.distributed.zero_options import ZeroOptions
@@ -73,6 +75,13 @@ def test_several_micro_batches_are_held_up_to_so_many_tokens_and_one_always_is()
     assert batch_of(a_loader(actor, rows, micro=4), 0).reuses_prompts
 
 
+def test_the_fullest_rank_decides_for_all():
+    lengths, plan = np.array([1, 5, 2, 6]), [[np.array([0]), np.array([1])], [np.array([2]), np.array([3])]]
+    matched = PairPlan(plan, lengths, np.zeros_like(lengths))
+    assert plan_after_prompts(matched, lengths, np.ones_like(lengths), 10, None) is None
+    assert plan_after_prompts(matched, lengths, np.ones_like(lengths), 11, None) is not None
+
+
 @pytest.mark.parametrize("factor", [1, 4])  # beside a graph, micro-batches without gradient are no larger
 def test_pairs_that_are_too_many_tokens_for_a_micro_batch_are_planned_by_themselves(factor):
     rows, actor = token_rows([True, False] * 4), Actor(tiny_llama())
@@ -101,6 +110,23 @@ def test_a_prompt_that_is_cut_otherwise_runs_again():
     )
     assert is_cut_B.any()
     assert not reused_B[is_cut_B].any()
+
+
+def test_a_prompt_that_is_cut_in_one_of_its_two_forwards_runs_in_both():
+    rows, actor = token_rows([True, False]), Actor(tiny_llama())
+    for row, completion in zip(rows.items, (10, 2), strict=True):
+        row |= {"prompt_ids": [5 + row["row"], *range(10, 15)], "completion_ids": [7] * completion}
+        row["completion_mask"] = [True] * completion
+    rows.__post_init__()
+    rows.truncation, rows.max_len = "prompt", 12
+    batch = batch_of(a_loader(actor, rows), 0)
+    (pairs,), (matched,) = batch.mismatched, batch.matched
+    assert (
+        sorted(matched["attention_mask"].sum(1).tolist())
+        == sorted(pairs["kl_attention_mask"].sum(1).tolist())
+        == [8, 12]
+    )
+    assert torch.equal(pairs["kl_rest_bounds"].diff(), pairs["kl_attention_mask"].sum(1))
 
 
 def test_the_work_of_a_step_is_what_runs():
