@@ -219,6 +219,24 @@ def test_one_micro_batch_takes_at_most_its_keys_and_values_more(checkpointing):
     assert peaks[0] <= peaks[None] + 2 * 2 * 8 * 4 * layers * batch.matched_tokens
 
 
+def test_the_reference_runs_before_any_graph_is_held_and_each_rank_beats_as_often():
+    actor, reference = Actor(tiny_llama()), Actor(tiny_llama(1))
+    ran = {}
+    for rank in range(2):
+        # Of three rows one rank has two and the other one, and a dummy.
+        loader = a_loader(actor, token_rows([True, False, True]), micro=1, rank=rank, world_size=2)
+        order, models = ran.setdefault(rank, []), {"policy": actor, "reference": reference}
+        hooks = [m.body.register_forward_pre_hook(lambda *_, n=n, o=order: o.append(n)) for n, m in models.items()]
+        batch = batch_of(loader, 1000)._replace(shared=[])
+        assert batch.reuses_prompts
+        beat = lambda o=order: o.append("beat")  # noqa: E731
+        own = ModelReference(reference, StandIn())
+        forward_before_backward(actor, own, StandIn(), KTOLoss(), batch, beat, 0.0, False)
+        for hook in hooks:
+            hook.remove()
+    assert ran[0] == ran[1] == ["beat", "reference"] * 4 + ["beat", "policy"] * 4
+
+
 RUNS = {
     "1-2-whole": (1, 2, {"gradient_checkpointing": True}),
     "2-2-selective": (2, 2, {"gradient_checkpointing": "selective"}),
