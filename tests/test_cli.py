@@ -492,3 +492,21 @@ def test_held_out_rows_are_evaluated_on_and_never_trained_on(place):
     assert found["rows"] == len(split["rows"])
     for metric in ("loss", "logps/chosen", "logps/rejected"):
         assert found[metric] == pytest.approx(logged[metric], rel=1e-5), metric
+
+
+def test_a_full_gpu_is_told_with_what_takes_less(monkeypatch, capsys):
+    def fill(argv):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(sys, "argv", ["openkto"])
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # `run` sets it where it is not
+    assert run(fill, []) == 1
+    told = capsys.readouterr().err
+    for cure in (
+        "--micro_train_batch_size",
+        "--max_len",
+        "--gradient_checkpointing",
+        "--share_prompts off",
+        "--zero_stage",
+    ):
+        assert cure in told
