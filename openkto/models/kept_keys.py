@@ -47,6 +47,11 @@ class KeptKeys:
         assert self.phase == "giving", "one forward gives, the next one takes"
         self.phase = "taking"
 
+    def drop(self) -> None:
+        """End the first forward without a second one."""
+        self.layers.clear()
+        self.phase = "closed"
+
     def close(self) -> None:
         """End both; all of it has been taken."""
         assert not self.layers, "both forwards run the same layers"

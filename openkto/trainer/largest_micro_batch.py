@@ -15,6 +15,8 @@ import torch
 
 from openkto.batches.loader import WITHOUT_GRADIENT
 from openkto.batches.micro_batch import MicroBatch, collate
+from openkto.models.kept_keys import KeptKeys
+from openkto.models.packing import PACKED
 from openkto.trainer.forwards import forward, model_inputs, to_device
 
 log = logging.getLogger(__name__)
@@ -83,8 +85,26 @@ def try_micro_batch(engine: Any, strategy: Any, rows: int, longest: int, *, with
         forward(engine, full_micro_batch(WITHOUT_GRADIENT[strategy.device.type] * rows, longest), strategy.device)
     if with_gradient:
         engine.train()
-        on_device = to_device(full_micro_batch(rows, longest), strategy.device)
-        strategy.backward(engine, 0.0 * engine(*model_inputs(on_device)).log_prob_B.float().sum(), is_last=False)
+        micro_batch = full_micro_batch(rows, longest)
+        inputs = model_inputs(to_device(micro_batch, strategy.device))
+        if may_reuse_prompts(engine.module, strategy):
+            # The mismatched pairs run while the graph waits, on keys and values that it would not keep by itself.
+            kept = KeptKeys()
+            output = engine(*inputs, kept_keys=kept)
+            with torch.no_grad():
+                forward(engine, micro_batch, strategy.device)
+            kept.drop()
+        else:
+            output = engine(*inputs)
+        strategy.backward(engine, 0.0 * output.log_prob_B.float().sum(), is_last=False)
+
+
+def may_reuse_prompts(actor: Any, strategy: Any) -> bool:
+    """Return whether a step may run mismatched pairs after the prompts of its matched rows."""
+    if not actor.packs or actor.sharers is not None or actor.language_model.config._attn_implementation != PACKED:
+        return False
+    is_compiled = actor.compile_backend is not None or strategy.zero.deepcompile
+    return actor.share_prompts != "off" and not actor.shared_differs and not is_compiled and strategy.zero_stage < 3
 
 
 def full_micro_batch(rows: int, longest: int) -> MicroBatch:

@@ -1,8 +1,9 @@
 """Whether the policy's mismatched pairs go on after the prompts of its matched rows, and how many graphs it may hold.
 
-The graphs of all micro-batches of a rank's share wait for z_ref then. One always fits, since its backward takes more
-than the forward without gradient that now comes before it. Several do where they take no more than a part of the memory
-that is free when the run starts; what a token's graph takes is counted in a forward of a few.
+The graphs of all micro-batches of a rank's share wait for z_ref then. One is always held: it takes at most its keys and
+values more than in the other order, and the trial of `largest_micro_batch.py` holds them, too. Several are held where
+they take no more than a part of the memory that is free when the run starts; what a token's graph takes is counted in a
+forward of a few.
 
 Units:   tokens, bytes.
 """

@@ -20,6 +20,7 @@ from openkto.planning.activations import Shape, count_training
 from openkto.report.flops import ForwardWork, StepWork
 from openkto.trainer import prompt_reuse
 from openkto.trainer.forwards import forward_before_backward, forward_with_gradient, to_device
+from openkto.trainer.largest_micro_batch import try_micro_batch
 from openkto.trainer.planning import plan_for
 from openkto.trainer.prompt_reuse import settle_reuse
 from openkto.trainer.reference import ModelReference
@@ -217,6 +218,30 @@ def test_one_micro_batch_takes_at_most_its_keys_and_values_more(checkpointing):
         peaks[held] = live.peak
     # Of each token two heads of 8, in float32, keys and values.
     assert peaks[0] <= peaks[None] + 2 * 2 * 8 * 4 * layers * batch.matched_tokens
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["none", "whole"])
+def test_a_trial_of_a_micro_batch_takes_as_much_as_its_step(checkpointing):
+    """As many key heads as query heads, and few gradients: keys and values are most of what a step holds."""
+    base = tiny_llama(num_hidden_layers=12, num_key_value_heads=4)
+    actor = Actor(base, gradient_checkpointing=checkpointing, lora=LoraConfig(lora_rank=1))
+    reference, rows = Actor(tiny_llama(1)), token_rows([True, False] * 4)
+    for row in rows.items:
+        row |= {"prompt_ids": [5 + row["row"]], "completion_ids": [7 + row["row"]] * 63, "completion_mask": [True] * 63}
+    rows.__post_init__()
+    batch = batch_of(a_loader(actor, rows, micro=8), 0)
+    assert batch.reuses_prompts
+    peaks = []
+    for run in (
+        lambda: try_micro_batch(Engine(actor, None), StandIn(), 8, 64, with_gradient=True),
+        lambda: one_step(actor, reference, batch, KTOLoss()),
+    ):
+        live = LiveTensors([*actor.parameters(), *actor.buffers(), *reference.parameters(), *reference.buffers()])
+        with live:
+            run()
+        actor.zero_grad()
+        peaks.append(live.peak)
+    assert peaks[1] <= 1.05 * peaks[0]
 
 
 def test_the_reference_runs_before_any_graph_is_held_and_each_rank_beats_as_often():
