@@ -91,9 +91,9 @@ def test_later_runs_compute_only_what_is_missing(place):
     other = ["--beta", "0.5", "--learning_rate", "1e-4", "--micro_train_batch_size", "2", "--zero_stage", "3"]
     other += ["--share_prompts", "off"]  # so that forwards can be counted
     (counts,) = run_ranks(counted, 1, place, flags(place, *PLAIN, "--ref_mode", "cached", *other))
-    # 32 of the training set's pairs at the most and all 14 of the other's, two at a time, and the two short
+    # 32 of the training set's pairs at the most and all 14 of the other's, two at a time, and the four short
     # forwards that every model starts with; nothing while training.
-    assert counts == [32 // 2 + 14 // 2 + 2, 0]
+    assert counts == [32 // 2 + 14 // 2 + 4, 0]
     assert parts(place) == one_epoch
 
     for more in (["--max_epochs", "2"], ["--seed", "7"]):
