@@ -224,10 +224,10 @@ def _works(actor: "Actor", other: "Actor | None") -> "tuple[ForwardWork, Forward
 
 def _reuses_prompts(config: RunConfig, actor: "Actor", loader: "KTODataLoader", way: "Way") -> bool:
     """Return whether the policy's mismatched pairs may go on after the prompts of its matched rows."""
-    from openkto.trainer.prompt_reuse import reason_against
+    from openkto.trainer.planning import reason_against_reuse
 
     is_compiled = config.model.torch_compile or config.deepspeed.deepcompile
-    is_free = reason_against(actor, way.zero_stage, is_compiled=is_compiled) is None
+    is_free = reason_against_reuse(actor, way.zero_stage, is_compiled=is_compiled) is None
     return loader.layout.shares_prompts and is_free
 
 

@@ -16,8 +16,8 @@ import torch
 from openkto.batches.loader import WITHOUT_GRADIENT
 from openkto.batches.micro_batch import MicroBatch, collate
 from openkto.models.kept_keys import KeptKeys
-from openkto.models.packing import PACKED
 from openkto.trainer.forwards import forward, model_inputs, to_device
+from openkto.trainer.planning import reason_against_reuse, reason_against_sharing
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def try_micro_batch(engine: Any, strategy: Any, rows: int, longest: int, *, with
         engine.train()
         micro_batch = full_micro_batch(rows, longest)
         inputs = model_inputs(to_device(micro_batch, strategy.device))
-        if may_reuse_prompts(engine.module, strategy):
+        if _may_reuse_prompts(engine.module, strategy):
             # The mismatched pairs run while the graph waits, on keys and values that it would not keep by itself.
             kept = KeptKeys()
             output = engine(*inputs, kept_keys=kept)
@@ -99,12 +99,12 @@ def try_micro_batch(engine: Any, strategy: Any, rows: int, longest: int, *, with
         strategy.backward(engine, 0.0 * output.log_prob_B.float().sum(), is_last=False)
 
 
-def may_reuse_prompts(actor: Any, strategy: Any) -> bool:
+def _may_reuse_prompts(actor: Any, strategy: Any) -> bool:
     """Return whether a step may run mismatched pairs after the prompts of its matched rows."""
-    if not actor.packs or actor.sharers is not None or actor.language_model.config._attn_implementation != PACKED:
+    if actor.share_prompts == "off" or reason_against_sharing(actor) is not None:
         return False
     is_compiled = actor.compile_backend is not None or strategy.zero.deepcompile
-    return actor.share_prompts != "off" and not actor.shared_differs and not is_compiled and strategy.zero_stage < 3
+    return reason_against_reuse(actor, strategy.zero_stage, is_compiled=is_compiled) is None
 
 
 def full_micro_batch(rows: int, longest: int) -> MicroBatch:

@@ -4,6 +4,8 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from openkto.batches.loader import KTODataLoader
 from openkto.errors import ConfigError
 from openkto.models.packing import PACKED
@@ -96,16 +98,32 @@ def _shares_prompts(loaders: list[KTODataLoader], actors: list[Any]) -> bool:
 
 
 def _reason_against(loaders: list[KTODataLoader], actor: Any) -> str | None:
-    attention = actor.language_model.config._attn_implementation
     limit = row_lengths(actor.model.config).apart_at
+    if limit is not None and any(loader.longest > limit for loader in loaders):
+        return f"longrope, whose positions depend on a row's length beyond {limit} tokens"
+    return reason_against_sharing(actor)
+
+
+def reason_against_sharing(actor: Any) -> str | None:
+    """Return why rows of this `Actor` cannot attend to prompts that ran in other rows, if so."""
+    attention = actor.language_model.config._attn_implementation
     if not actor.packs:
         return "padded rows"
     if actor.sharers is not None:
         return "ranks that share a row's tokens (--sequence_parallel_size)"
     if attention != PACKED:
         return f"--attn_implementation {attention}, where OpenKTO's own attention is needed"
-    if limit is not None and any(loader.longest > limit for loader in loaders):
-        return f"longrope, whose positions depend on a row's length beyond {limit} tokens"
     if actor.shared_differs:
         return f"a {type(actor.language_model).__name__}, where it changes the log-probabilities"
+    return None
+
+
+def reason_against_reuse(actor: Any, zero_stage: int, *, is_compiled: bool) -> str | None:
+    """Return why mismatched pairs of this `Actor`, which can share, cannot run after its matched rows, if so."""
+    if zero_stage == 3:
+        return "ZeRO 3, where each backward must come right after its forward"
+    if is_compiled:
+        return "compiled layers (--torch_compile, --deepcompile)"
+    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in actor.modules()):
+        return "--lora_dropout, which is only for matched rows"
     return None

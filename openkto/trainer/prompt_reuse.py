@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from openkto.batches.loader import KTODataLoader
 from openkto.distributed.free_memory import free_memory
 from openkto.models.live_tensors import LiveTensors
 from openkto.trainer.forwards import model_inputs, to_device
 from openkto.trainer.largest_micro_batch import full_micro_batch, pending_state
+from openkto.trainer.planning import reason_against_reuse
 from openkto.trainer.protocols import TrainingStrategy
 from openkto.trainer.run_state import RunState
 
@@ -41,7 +41,7 @@ def settle_reuse(
         loader: of the rows that train, which knows how the models run them (`plan_for`).
     """
     is_compiled = engine.module.compile_backend is not None or strategy.zero.deepcompile
-    reason, held_tokens = reason_against(engine.module, strategy.zero_stage, is_compiled=is_compiled), None
+    reason, held_tokens = reason_against_reuse(engine.module, strategy.zero_stage, is_compiled=is_compiled), None
     if loader.layout.shares_prompts and loader.needs_mismatched:
         if reason is not None:
             log.info("prompts: the policy's mismatched pairs run them again: %s", reason)
@@ -60,17 +60,6 @@ def settle_reuse(
             held_tokens,
             choice,
         )
-
-
-def reason_against(actor: Any, zero_stage: int, *, is_compiled: bool) -> str | None:
-    """Return why mismatched pairs of this `Actor` cannot go on after the prompts of its matched rows, if so."""
-    if zero_stage == 3:
-        return "ZeRO 3, where each backward must come right after its forward"
-    if is_compiled:
-        return "compiled layers (--torch_compile, --deepcompile)"
-    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in actor.modules()):
-        return "--lora_dropout, which is only for matched rows"
-    return None
 
 
 def _held_tokens(loader: KTODataLoader, engine: Any, strategy: TrainingStrategy) -> int:

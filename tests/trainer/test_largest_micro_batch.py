@@ -98,7 +98,7 @@ class Recorder:
     """Stands for engine and strategy: writes down what is run."""
 
     device = torch.device("cpu")
-    module = SimpleNamespace(packs=False)
+    module = SimpleNamespace(share_prompts="off")
 
     def __init__(self):
         self.runs, self.mode = [], None
