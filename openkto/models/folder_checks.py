@@ -10,7 +10,8 @@ from openkto.models.model_files import SAFETENSORS, is_whole
 from openkto.process.limits import kind_of_file
 
 READ = (".json", ".safetensors", ".bin", ".model", ".jinja", ".txt", ".py")
-TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "spm", "bpe")  # what their names begin with
+# What the names of a tokenizer's files begin with; tekken.json is Mistral's.
+TOKENIZERS = ("tokenizer", "tekken", "vocab", "merges", "spiece", "sentencepiece", "spm", "bpe")
 LFS_POINTER = b"version https://git-lfs"
 TEMPLATES = "additional_chat_templates"
 TRAINABLE_METHODS = ("bitsandbytes",)  # frozen below LoRA

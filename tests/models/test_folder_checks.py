@@ -12,6 +12,7 @@ from openkto.errors import ConfigError
 from openkto.models import load_tokenizer
 from openkto.models.adapter import add_lora, load_adapter
 from openkto.models.fingerprint import model_fingerprint
+from openkto.models.folder_checks import check_tokenizer_files
 from openkto.models.loading import load_config, load_model
 from tests.text_rows import write_model
 from tests.tiny import tiny_llama
@@ -195,3 +196,11 @@ def test_a_tokenizer_that_is_its_files_is_left_as_it_is(folder, caplog):
     caplog.set_level("INFO")
     assert type(load_tokenizer(str(folder))) is type(transformers.AutoTokenizer.from_pretrained(folder))
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model", "vocab.txt", "sentencepiece.bpe.model"])
+def test_every_kind_of_tokenizers_file_is_known_by_its_name(tmp_path, name):
+    (tmp_path / "config.json").write_text("{}")
+    refusal(check_tokenizer_files, str(tmp_path))
+    (tmp_path / name).touch()
+    check_tokenizer_files(str(tmp_path))
