@@ -248,14 +248,20 @@ class KTODataLoader:
         _, max_tokens = self._limits(with_gradient=True)
         return plan_after_prompts(matched, lengths_N, np.minimum(*whole), self.layout.held_tokens, max_tokens)
 
+    def pairs_of(self, index_N: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the own pairs of a global batch's rows, [N, 2], and the mismatched ones, [N, 2], or none."""
+        data, own_N2 = self.dataset, np.stack([index_N, index_N], axis=1)
+        if not self.needs_mismatched:
+            return own_N2, own_N2[:0]
+        partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
+        return own_N2, np.stack([index_N, index_N[partner_N]], axis=1)
+
     def plan_batch(self, index_N: IntArray) -> BatchPlan:
         """Pair the rows of a global batch, by their positions in the data set, and deal all pairs."""
-        data, own_N2 = self.dataset, np.stack([index_N, index_N], axis=1)
+        own_N2, pairs_P2 = self.pairs_of(index_N)
         matched = self.plan_pairs(own_N2, with_gradient=self.shuffle)
-        pairs_P2, after, mismatched, shared = own_N2[:0], None, None, None
+        after, mismatched, shared = None, None, None
         if self.needs_mismatched:
-            partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
-            pairs_P2 = np.stack([index_N, index_N[partner_N]], axis=1)
             after = self._plan_after_prompts(matched, own_N2, pairs_P2)
             mismatched = after or self.plan_pairs(pairs_P2)
         if self.layout.shares_pairs:

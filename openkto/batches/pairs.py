@@ -13,7 +13,6 @@ import numpy as np
 from openkto.batches.batch import IntArray
 from openkto.batches.loader import KTODataLoader
 from openkto.batches.micro_batch import MicroBatch
-from openkto.batches.pairing import pair_mismatched
 
 
 def pairs_of_run(loader: KTODataLoader, total_steps: int) -> IntArray:
@@ -31,16 +30,10 @@ def pairs_by_step(loader: KTODataLoader, total_steps: int) -> Iterator[tuple[Int
 
     There are no mismatched ones where the loss takes none.
     """
-    data = loader.dataset
     for epoch in range(-(-total_steps // max(len(loader), 1))):
         order = loader.order(epoch)
         for b in range(min(len(loader), total_steps - epoch * len(loader))):
-            index_N = order[loader.bounds[b] : loader.bounds[b + 1]]
-            own_N2 = pairs_N2 = np.stack([index_N, index_N], axis=1)
-            if loader.needs_mismatched:
-                partner_N = pair_mismatched(data.prompt_keys[index_N], data.completion_keys[index_N])
-                pairs_N2 = np.stack([index_N, index_N[partner_N]], axis=1)
-            yield own_N2, pairs_N2 if loader.needs_mismatched else pairs_N2[:0]
+            yield loader.pairs_of(order[loader.bounds[b] : loader.bounds[b + 1]])
 
 
 def sequence_key(prompt_ids: list[int], completion_ids: list[int], completion_mask: list[bool]) -> bytes:

@@ -1,9 +1,9 @@
 """The forward passes of a batch, without gradient for training and evaluation alike and with it.
 
 What comes before a step's first backward has one of two orders. `forward_without_gradient` runs the policy on
-mismatched pairs and leaves its matched rows for later, each micro-batch right before its backward.
-`forward_with_prompts_once` runs each matched micro-batch, and the mismatched pairs with its prompts after these: no
-prompt runs twice, and the graphs are held until z_ref is known.
+mismatched pairs and leaves its matched rows for later, each micro-batch right before its backward. Where prompts are
+reused, `forward_before_backward` runs each matched micro-batch, and the mismatched pairs with its prompts after these:
+no prompt runs twice, and the graphs are held until z_ref is known.
 
 Shapes:  B = rows in a micro-batch, K = its scored tokens, L = rows on this rank.
 Units:   nats.
@@ -33,22 +33,6 @@ class BeforeBackward(NamedTuple):
     mismatched_mean: Tensor | None  # the same before the clamp; None where the loss needs no z_ref
     desirable_tokens: Tensor  # scalar: the scored tokens of the whole batch's desirable rows
     mismatched_rows: Tensor  # [rows, 2] float64: this rank's pairs by row number, and their log-ratios
-
-
-def forward_before_backward(
-    model: Any,
-    reference: Reference,
-    strategy: Strategy,
-    loss: KTOLoss,
-    batch: RankBatch,
-    between: Callable[[], None],
-    shift: float,
-    with_entropy: bool,
-) -> BeforeBackward:
-    """Run what a step runs before its first backward, in the order that the batch is laid out for."""
-    if batch.reuses_prompts:
-        return forward_with_prompts_once(model, reference, strategy, loss, batch, between, shift, with_entropy)
-    return forward_without_gradient(model, reference, strategy, loss, batch, between, shift)
 
 
 @torch.no_grad()
@@ -89,7 +73,7 @@ def forward_without_gradient(
     return before._replace(log_prob=of_rows)
 
 
-def forward_with_prompts_once(
+def forward_before_backward(
     model: Any,
     reference: Reference,
     strategy: Strategy,
@@ -99,11 +83,14 @@ def forward_with_prompts_once(
     shift: float,
     with_entropy: bool,
 ) -> BeforeBackward:
-    """Run the policy on each matched micro-batch, with its graph, and then on the mismatched pairs with its prompts.
+    """Run what a step runs before its first backward, in the order that the batch is laid out for.
 
-    The reference comes first: no graph is held yet, and where it is the policy with another adapter, nothing changes
-    between a forward and its backward. See `forward_without_gradient` for the arguments.
+    Where prompts are reused, the policy runs each matched micro-batch, with its graph, and then the mismatched pairs
+    with its prompts. The reference comes first: no graph is held yet, and where it is the policy with another adapter,
+    nothing changes between a forward and its backward. See `forward_without_gradient` for the arguments.
     """
+    if not batch.reuses_prompts:
+        return forward_without_gradient(model, reference, strategy, loss, batch, between, shift)
     model.eval()
     ref_log_prob = _of_reference(reference, strategy, loss, batch, between)
     outputs, of_pairs = [], []
