@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from openkto.commands.build import Models
@@ -58,12 +59,22 @@ def check_training(config: RunConfig, models: Models, tokenizer: Any) -> list[An
     if trains_adapter(config):
         on = describe_adapter(models.policy, config.lora, config.model.trust_remote_code)
         log.info("the adapter is on %s", on)
+    return [checked_rows(config, models, tokenizer, say_outlook)]
+
+
+def checked_rows(
+    config: RunConfig,
+    models: Models,
+    tokenizer: Any,
+    outlook: Callable[[RunConfig, UnpairedPreferenceDataset], None],
+) -> UnpairedPreferenceDataset:
+    """Return the rows to train on, and warn of or refuse what the run would; `outlook` says what they make of it."""
     rows = training_set(config, tokenizer)
     check_sets(config, models, [rows])
     weights_of_classes(config.loss, rows)
-    say_outlook(config, rows)
+    outlook(config, rows)
     stops_of_rows(rows, models.policy, config.model.trust_remote_code)
-    return [rows]
+    return rows
 
 
 def check_evaluation(config: RunConfig, models: Models, tokenizer: Any) -> dict[str, UnpairedPreferenceDataset]:

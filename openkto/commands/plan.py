@@ -285,17 +285,12 @@ def _rows(config: RunConfig) -> tuple[Any, str]:
 def _checked_rows(config: RunConfig) -> "UnpairedPreferenceDataset":
     """Return the rows to train on; say of them and of those to evaluate on what the run would warn of or refuse."""
     from openkto.commands.build import check_models, model_names
-    from openkto.commands.check import check_evaluation
-    from openkto.commands.data import check_sets, stops_of_rows, training_set, weights_of_classes
+    from openkto.commands.check import check_evaluation, checked_rows
     from openkto.commands.outlook import warn_of_outlook
 
     models = model_names(config)
     tokenizer = check_models(config, models)
-    rows = training_set(config, tokenizer)
-    check_sets(config, models, [rows])
-    weights_of_classes(config.loss, rows)
-    warn_of_outlook(config, rows)
-    stops_of_rows(rows, models.policy, config.model.trust_remote_code)
+    rows = checked_rows(config, models, tokenizer, warn_of_outlook)
     check_evaluation(config, models, tokenizer)
     return rows
 
