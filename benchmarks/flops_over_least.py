@@ -73,7 +73,7 @@ def least(loader: KTODataLoader, own_N2: IntArray, pairs_N2: IntArray, batch: Ra
         both = _pairs(loader, np.concatenate([own_N2, pairs_N2]))
         reference = work.reference.forward(both.lengths_P, scored + kl_scored, both.repeated())
     return StepParts(
-        matched=work.policy.training(own.lengths_P, scored) - work.policy.training(own.repeated(), 0),
+        matched=work.policy.training(own.lengths_P, scored, own.repeated()),
         # Each of these prompts is one of the batch's rows', which its matched forward has run.
         mismatched=work.policy.forward(mismatched.lengths_P, kl_scored, mismatched.prompt_P),
         reference=reference,

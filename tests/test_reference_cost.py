@@ -63,7 +63,8 @@ def test_the_tokens_are_those_that_the_loader_lays_out(answers, truncation):
     rows = token_rows([True, False] * 10, longest=12, answers=answers)
     rows.max_len, rows.truncation = 16, truncation
     loader = KTODataLoader(rows, 20, 40)
-    loader.layout = replace(loader.layout, packed=True, shares_prompts=True, shares_pairs=True)
+    shares = {"shares_prompts": True, "shares_pairs": True, "shares_matched": True}
+    loader.layout = replace(loader.layout, packed=True, **shares)
     (batch,) = loader
     runs = [sum(len(m[f"{prefix}token_index"]) for m in found) for found, prefix in
             ((batch.shared, ""), (batch.matched, ""), (batch.mismatched, "kl_"))]  # fmt: skip

@@ -16,6 +16,7 @@ class Layout:
     measured_tokens: int | None = None  # in a rank's part of a micro-batch, where that was measured
     pad_token_id: int | None = None  # None is the data set's own
     shares_prompts: bool = False  # in forwards without gradient
+    shares_matched: bool = False  # also in those with gradient: a prompt's completions then share its gradient, too
     shares_pairs: bool = False  # also between matched and mismatched pairs, where a model runs both so
     # Let the policy's mismatched pairs go on after the prompts of its matched rows, whose graphs are held meanwhile: of
     # one micro-batch a rank always, of several up to this many tokens a rank; None does not.

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray, batch_bounds, epoch_order
 from openkto.batches.layout import Layout
-from openkto.batches.micro_batch import DUMMY_TOKENS, MicroBatch, TokenRows, after_prompts, collate, read_pairs
+from openkto.batches.micro_batch import MicroBatch, TokenRows, after_prompts, collate, read_pairs
 from openkto.batches.pairing import pair_mismatched
 from openkto.batches.plan import Plan, plan_micro_batches
-from openkto.batches.sharing import PairPlan, plan_after_prompts, plan_shared, sharable_prompts
+from openkto.batches.sharing import PairPlan, plan_after_prompts, plan_shared, sharable_prompts, slots
 from openkto.errors import ConfigError, DataError
 
 DEFAULT_ROWS = 8  # where neither limit is given
@@ -229,21 +229,30 @@ class KTODataLoader:
     def plan_pairs(self, pairs_P2: IntArray, *, with_gradient: bool = False) -> PairPlan:
         """Deal pairs, by whose prompt and whose completion they have, to ranks and micro-batches under the limits."""
         data, lengths_P = self.dataset, self.pair_lengths(pairs_P2[:, 0], pairs_P2[:, 1])
-        if with_gradient or not self.layout.shares_prompts:
+        if not (self.layout.shares_matched if with_gradient else self.layout.shares_prompts):
             return PairPlan(self.plan(lengths_P, with_gradient=with_gradient), lengths_P, np.zeros_like(lengths_P))
         prompt_P = sharable_prompts(data, pairs_P2, lengths_P)
-        max_rows, max_tokens = self._limits(with_gradient=False)
-        max_rows = None if max_rows is None else ROWS_A_PROMPT * max_rows
-        keys_P, length = data.prompt_keys[pairs_P2[:, 0]], self.layout.attention_length
-        return plan_shared(lengths_P, prompt_P, keys_P, self.world_size, max_rows, max_tokens, attention_length=length)
+        max_rows, max_tokens = self._limits(with_gradient=with_gradient)
+        if max_rows is not None and not with_gradient:
+            max_rows *= ROWS_A_PROMPT
+        return plan_shared(
+            lengths_P,
+            prompt_P,
+            data.prompt_keys[pairs_P2[:, 0]],
+            self.world_size,
+            max_rows,
+            max_tokens,
+            attention_length=self.layout.attention_length,
+            with_gradient=with_gradient,
+        )
 
     def _plan_after_prompts(self, matched: PairPlan, own_N2: IntArray, pairs_N2: IntArray) -> PairPlan | None:
         """Return the plan of mismatched pairs that reuse the matched rows' prompts, or None where they do not."""
         if self.layout.held_tokens is None:
             return None
         lengths_N = self.pair_lengths(pairs_N2[:, 0], pairs_N2[:, 1])
-        data = self.dataset
-        whole = sharable_prompts(data, own_N2, matched.run_P), sharable_prompts(data, pairs_N2, lengths_N)
+        data, own_lengths_N = self.dataset, matched.run_P + matched.reused_P
+        whole = sharable_prompts(data, own_N2, own_lengths_N), sharable_prompts(data, pairs_N2, lengths_N)
         # As few as with gradient, since graphs are held.
         _, max_tokens = self._limits(with_gradient=True)
         return plan_after_prompts(matched, lengths_N, np.minimum(*whole), self.layout.held_tokens, max_tokens)
@@ -298,17 +307,9 @@ class KTODataLoader:
             matched_lines=[sum(max(1, len(of_ranks[rank])) for of_ranks in shares) for rank in range(self.world_size)],
             matched_tokens=int((planned.matched.run_P + planned.matched.reused_P).sum()),
             mismatched_tokens=0 if planned.mismatched is None else int(planned.mismatched.run_P.sum()),
-            slots=sum(self._slots(one) for one in (planned.matched, planned.mismatched) if one is not None),
+            slots=sum(slots(one, self.layout) for one in (planned.matched, planned.mismatched) if one is not None),
             reuses_prompts=planned.reuses_prompts,
         )
-
-    def _slots(self, planned: PairPlan) -> int:
-        """Return the places for tokens that all ranks' forwards of a plan run through."""
-        shares = [planned.run_P[share] for shares in planned.plan for share in shares if len(share)]
-        sizes = [int(share.sum()) if self.layout.packed else len(share) * int(share.max()) for share in shares]
-        sizes += [DUMMY_TOKENS] * (sum(map(len, planned.plan)) - len(shares))
-        # Tokens are shared evenly.
-        return sum(size + -size % self.layout.shared_by for size in sizes)
 
     def of_rank(
         self,

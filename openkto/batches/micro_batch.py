@@ -140,8 +140,9 @@ def after_prompts(pairs: MicroBatch, matched: MicroBatch, reused_B: IntArray) ->
     assert (is_same_BT | (column_T[:both] >= reused_B[:, None])).all(), "only equal prompts are reused"
     runs_BT, place_BT = _running(mask_BT, reused_B)
     tokens_B = before_BT.sum(1)
-    earlier_BT = runs_BT.sum() + (tokens_B.cumsum() - tokens_B)[:, None] + column_T
-    layout = _layout(mask_BT, runs_BT, np.where(runs_BT, place_BT, earlier_BT))
+    whole_BT = (tokens_B.cumsum() - tokens_B)[:, None] + np.minimum(column_T, tokens_B[:, None] - 1)
+    earlier_BT = whole_BT if "place_index" not in matched else matched["place_index"].numpy()[whole_BT]
+    layout = _layout(mask_BT, runs_BT, np.where(runs_BT, place_BT, runs_BT.sum() + earlier_BT))
     return {REST[name]: tensor for name, tensor in layout.items()}
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openkto.batches.batch import IntArray
-from openkto.batches.micro_batch import TokenRows
+from openkto.batches.layout import Layout
+from openkto.batches.micro_batch import DUMMY_TOKENS, TokenRows
 from openkto.batches.plan import Plan, plan_cost, plan_packed, row_costs
 
 # Completions to a prompt in one unit, to be tried: larger units run the prompt less often and are harder to spread over
@@ -62,6 +63,7 @@ def plan_shared(
     max_tokens: int | None = None,
     *,
     attention_length: float = math.inf,
+    with_gradient: bool = False,
 ) -> PairPlan:
     """Deal pairs to ranks and micro-batches so that equal prompts run once where that makes the plan cheaper.
 
@@ -73,18 +75,21 @@ def plan_shared(
         max_rows: pairs in a micro-batch at most.
         max_tokens: tokens that run in a micro-batch at most; a longer pair stands alone.
         attention_length: see `row_costs`.
+        with_gradient: limit whole pairs' tokens: of each, the backward keeps a copy of keys and values.
     """
     if not len(lengths_P):
         return PairPlan([], lengths_P, lengths_P)
     cost_P = row_costs(lengths_P, attention_length)
     found = []
     for most in COMPLETIONS:
-        units = _units(lengths_P, prompt_P, key_P, min(most, max_rows or most), max_tokens or math.inf)
+        limits = min(most, max_rows or most), max_tokens or math.inf
+        units = _units(lengths_P, prompt_P, key_P, *limits, with_gradient=with_gradient)
         reused_P = _reused(units, prompt_P)
         run_P, left_P = lengths_P - reused_P, cost_P - row_costs(reused_P, attention_length)
+        limited_P = lengths_P if with_gradient else run_P
         rows_U = np.array([len(unit) for unit in units], dtype=np.int64)
         starts_U, order_P = rows_U.cumsum() - rows_U, _pairs_of(units, np.arange(len(units)))
-        tokens_U, cost_U = (np.add.reduceat(size_P[order_P], starts_U) for size_P in (run_P, left_P))
+        tokens_U, cost_U = (np.add.reduceat(size_P[order_P], starts_U) for size_P in (limited_P, left_P))
         plan_U = plan_packed(tokens_U, cost_U, rows_U, num_ranks, max_rows, max_tokens)
         plan = [[_pairs_of(units, share) for share in shares] for shares in plan_U]
         found.append((plan_cost(plan, left_P), PairPlan(plan, run_P, reused_P)))
@@ -121,15 +126,27 @@ def plan_after_prompts(
     return PairPlan(matched.plan, run_P, reused_P)
 
 
-def _units(lengths_P: IntArray, prompt_P: IntArray, key_P: IntArray, most: int, max_tokens: float) -> list[IntArray]:
-    """Return the pairs by unit: of one prompt, up to `most` of them and `max_tokens`."""
+def slots(planned: PairPlan, layout: Layout) -> int:
+    """Return the places for tokens that all ranks' forwards of a plan run through."""
+    shares = [planned.run_P[share] for shares in planned.plan for share in shares if len(share)]
+    sizes = [int(share.sum()) if layout.packed else len(share) * int(share.max()) for share in shares]
+    sizes += [DUMMY_TOKENS] * (sum(map(len, planned.plan)) - len(shares))
+    # Tokens are shared evenly.
+    return sum(size + -size % layout.shared_by for size in sizes)
+
+
+def _units(
+    lengths_P: IntArray, prompt_P: IntArray, key_P: IntArray, most: int, max_tokens: float, *, with_gradient: bool
+) -> list[IntArray]:
+    """Return the pairs by unit: of one prompt, up to `most` of them and `max_tokens`; see `plan_shared`."""
     units: list[list[int]] = []
     newest: dict[int, tuple[list[int], int]] = {}  # by key: a prompt's unit, and its tokens
     for p, (length, prompt, key) in enumerate(zip(lengths_P.tolist(), prompt_P.tolist(), key_P.tolist(), strict=True)):
         unit, tokens = newest.get(key, ([], 0))
-        if unit and prompt and len(unit) < most and tokens + length - prompt <= max_tokens:
+        tokens += length if with_gradient else length - prompt
+        if unit and prompt and len(unit) < most and tokens <= max_tokens:
             unit.append(p)
-            newest[key] = unit, tokens + length - prompt
+            newest[key] = unit, tokens
             continue
         units.append([p])
         if prompt:

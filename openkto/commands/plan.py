@@ -322,6 +322,13 @@ def _loader(
         larger_without_gradient=WITHOUT_GRADIENT[base.device],
     )
     others = [] if other is None else [other]
-    by_token = config.loss.facts.by_token
-    plan_for([loader], actor, *others, reference_runs=True, by_token=by_token, precision=base.precision)
+    plan_for(
+        [loader],
+        actor,
+        *others,
+        reference_runs=True,
+        by_token=config.loss.facts.by_token,
+        with_balancing_loss=config.loss.aux_loss_coef > 0,
+        precision=base.precision,
+    )
     return loader

@@ -12,7 +12,7 @@ from openkto.batches.pairs import pairs_by_step
 from openkto.batches.sharing import least_tokens, sharable_prompts
 from openkto.config import RunConfig
 from openkto.models.loading import choose_attention
-from openkto.models.packing import PACKED
+from openkto.models.packed_attention import PACKED
 from openkto.trainer.planning import pairs_run_together
 from openkto.trainer.reference_cache import ReferenceCache
 from openkto.trainer.reference_check import sample_pairs
@@ -68,7 +68,7 @@ def _step_tokens(loader: KTODataLoader, own_N2: IntArray, pairs_N2: IntArray, *,
     if together:
         return _tokens(loader, np.concatenate([own_N2, pairs_N2]), shares=True)
     # The rows themselves lie as the policy runs them, with gradient.
-    return _tokens(loader, own_N2, shares=False) + _tokens(loader, pairs_N2, shares=shares)
+    return _tokens(loader, own_N2, shares=shares) + _tokens(loader, pairs_N2, shares=shares)
 
 
 def _tokens(loader: KTODataLoader, pairs_P2: IntArray, *, shares: bool) -> int:

@@ -92,9 +92,8 @@ class ModelConfig:
     )
     share_prompts: str = option(
         "auto",
-        "run a prompt once: for all of its completions in the batch in the reference's and evaluation's forwards, for "
-        "a row's own and the mismatched one in the policy's; auto does so if rows are packed with OpenKTO's own "
-        "attention, and says why if not",
+        "run a prompt once for all of its completions in the batch, those of mismatched pairs among them; auto does so "
+        "if rows are packed with OpenKTO's own attention, and says why if not",
         choices=PACKING,
     )
     param_dtype: str | None = option(

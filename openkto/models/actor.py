@@ -8,7 +8,6 @@ Units:   nats.
 import contextlib
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,8 @@ from openkto.models.loading import load_model
 from openkto.models.log_probs import logit_map_of, row_sums, token_entropies, token_log_probs
 from openkto.models.lora_targets import describe_targets
 from openkto.models.onednn import use_onednn
-from openkto.models.packing import PACKED, PACKING_ATTENTION, Sharers, own_slice, pack, predictors, start_packing
+from openkto.models.packed_attention import PACKED, Sharers
+from openkto.models.packing import PACKING_ATTENTION, own_slice, pack, predictors, start_packing
 from openkto.models.randomness import disable_randomness
 from openkto.models.recompute import recompute_activations
 from openkto.models.split_plan import Style, check_heads, split_plan
@@ -187,7 +187,7 @@ class Actor(nn.Module):
         assert not self.recomputes_selectively, "DeepSpeed's layers change in place what is kept for the backward"
         return split_plan(self, self.model.config, size)
 
-    def reference(self) -> AbstractContextManager[None]:
+    def reference(self) -> contextlib.AbstractContextManager[None]:
         """Inside, forwards are those of the model that training started from: an adapter is off, or as it was."""
         assert isinstance(self.model, PeftModel), "a policy without an adapter is not its own reference"
         return reference_weights(self.model)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from openkto.errors import ConfigError
 from openkto.models.kept_keys import KeptKeys
-from openkto.models.packing import PACKED, UnknownAttention
+from openkto.models.packed_attention import PACKED, UnknownAttention
 
 log = logging.getLogger(__name__)
 

@@ -165,14 +165,16 @@ def _step(loader: KTODataLoader, batch: BatchPlan, policy: ForwardWork, referenc
         of_reference.append(pairs._replace(reused_P=0 * pairs.reused_P) if batch.reuses_prompts else pairs)
     if batch.shared is not None:
         of_reference = [_sizes(loader, np.concatenate([batch.own_N2, batch.pairs_P2]), batch.shared)]
-    lengths, scored = torch.from_numpy(matched.lengths_P.astype(np.int64)), int(matched.scored_P.sum())
-    costs_N = row_costs(matched.lengths_P, loader.layout.attention_length)
+    scored = int(matched.scored_P.sum())
+    lengths, reused = (torch.from_numpy(n.astype(np.int64)) for n in (matched.lengths_P, matched.reused_P))
+    costs_N, reused_N = (row_costs(n, loader.layout.attention_length) for n in (matched.lengths_P, matched.reused_P))
+    costs_N -= reused_N
     return {
         "rows": len(lengths),
         "tokens": float(lengths.sum()),
-        "training": policy.training(lengths, scored),
+        "training": policy.training(lengths, scored, reused),
         "head_again": policy.head_again(scored),
-        "layers_again": policy.forward(lengths, 0),
+        "layers_again": policy.forward(lengths, 0, reused),
         "mismatched": mismatched,
         "reference": sum(part.forward(reference) for part in of_reference),
         "waiting": plan_cost(batch.matched.plan, costs_N) * loader.world_size / float(costs_N.sum()),

@@ -71,14 +71,15 @@ class ForwardWork:
         whole = 2 * (self.body * int(lengths_B.sum()) + self.head * scored) + self._attention(lengths_B)
         return whole if reused_B is None else whole - self.forward(reused_B, 0)
 
-    def training(self, lengths_B: Tensor, scored: int) -> float:
-        """Return the work of a forward and its backward.
+    def training(self, lengths_B: Tensor, scored: int, reused_B: Tensor | None = None) -> float:
+        """Return the work of a forward, of which see the arguments, and its backward.
 
         The backward pass goes once more through each weight, and once more for the gradient of each that trains; of
         attention's two products each gives two.
         """
         own = 2 * (self.trainable_body * int(lengths_B.sum()) + self.trainable_head * scored)
-        return 2 * self.forward(lengths_B, scored) + self._attention(lengths_B) + own
+        whole = 2 * self.forward(lengths_B, scored) + self._attention(lengths_B) + own
+        return whole if reused_B is None else whole - self.training(reused_B, 0)
 
     def head_again(self, scored: int) -> float:
         """Return the work of the head's forward, which a backward computes again to keep no logits: not useful."""
@@ -124,7 +125,7 @@ class StepWork:
         if self.reference is not None:
             reference = sum(self.reference.forward(*sizes) for sizes in shared or [*matched, *mismatched])
         return StepParts(
-            matched=sum(self.policy.training(lengths_B, scored) for lengths_B, scored, _ in matched),
+            matched=sum(self.policy.training(*sizes) for sizes in matched),
             mismatched=sum(self.policy.forward(*sizes) for sizes in of_policy),
             reference=reference,
         )

@@ -203,6 +203,7 @@ class KTOTrainer:
             *others,
             reference_runs=not isinstance(self.reference, CachedReference),
             by_token=self.loss.facts.by_token,
+            with_balancing_loss=self.loss.aux_loss_coef > 0,
             precision=self.strategy.precision,
         )
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from openkto.batches.loader import KTODataLoader
 from openkto.errors import ConfigError
-from openkto.models.packing import PACKED
+from openkto.models.packed_attention import PACKED
 from openkto.models.positions import check_row_lengths, row_lengths
 from openkto.report.flops import forward_work
 
@@ -21,6 +21,7 @@ def plan_for(
     *others: Any,
     reference_runs: bool = False,
     by_token: bool = False,
+    with_balancing_loss: bool = False,
     precision: str = "fp32",
 ) -> None:
     """Let loaders plan for how an `Actor` runs rows: packed or padded, at what cost, and which rows not together.
@@ -31,6 +32,7 @@ def plan_for(
         others: further actors that run the same micro-batches, such as the reference.
         reference_runs: whether a reference runs the batches that the loaders make, for training or evaluation.
         by_token: whether a loss needs more of it, and of the policy, than a number a row.
+        with_balancing_loss: whether a loss asks the policy's routers how evenly they spread the rows' tokens.
         precision: in which the models compute.
 
     Raises:
@@ -42,7 +44,8 @@ def plan_for(
     apart_at = {limit for limit in found if limit is not None}
     attention_length = forward_work(actor).attention_length
     shares_prompts = _shares_prompts(loaders, [actor, *others])
-    trains_shared = reference_runs and pairs_run_together(actor.share_prompts, precision)
+    is_exact = pairs_run_together(actor.share_prompts, precision)
+    has_dropout = _has_dropout(actor)
     vocabulary = min(config.get_text_config().vocab_size for config in configs)
     for loader in loaders:
         longest = loader.longest
@@ -58,7 +61,9 @@ def plan_for(
             pad_token_id=pad_token_id,
             shares_prompts=shares_prompts,
             # In training the policy runs matched rows with gradient; in evaluation it runs all pairs, too.
-            shares_pairs=shares_prompts and not by_token and (trains_shared or not loader.shuffle),
+            shares_pairs=shares_prompts and not by_token and ((reference_runs and is_exact) or not loader.shuffle),
+            # A reference in the loop runs the same micro-batches, and so has the same round-off.
+            shares_matched=shares_prompts and (reference_runs or is_exact) and not (with_balancing_loss or has_dropout),
         )
         if layout.apart_at and layout.shared_by > 1:
             raise ConfigError(
@@ -124,6 +129,11 @@ def reason_against_reuse(actor: Any, zero_stage: int, *, is_compiled: bool) -> s
         return "ZeRO 3, where each backward must come right after its forward"
     if is_compiled:
         return "compiled layers (--torch_compile, --deepcompile)"
-    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in actor.modules()):
+    if _has_dropout(actor):
         return "--lora_dropout, which is only for matched rows"
     return None
+
+
+def _has_dropout(actor: Any) -> bool:
+    """Return whether an adapter drops something at random in training, of each row something else."""
+    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in actor.modules())

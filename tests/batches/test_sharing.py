@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openkto.batches.loader import KTODataLoader, Layout
 from openkto.batches.micro_batch import collate
+from openkto.batches.plan import plan_micro_batches
 from openkto.batches.sharing import plan_shared
 from tests.tiny import token_rows
 
@@ -20,19 +22,28 @@ def lengths_of(found):
     return prompts + np.array([tokens for _, tokens in found]) + (keys == 0), prompts, keys
 
 
-@given(pairs, st.integers(1, 5), st.one_of(st.none(), st.integers(1, 8)), st.one_of(st.none(), st.integers(110, 400)))
+@given(
+    pairs,
+    st.integers(1, 5),
+    st.one_of(st.none(), st.integers(1, 8)),
+    st.one_of(st.none(), st.integers(110, 400)),
+    st.booleans(),
+)
 def test_a_plan_runs_every_pair_once_within_the_limits_and_a_prompt_before_what_reuses_it(
-    found, num_ranks, max_rows, max_tokens
+    found, num_ranks, max_rows, max_tokens, with_gradient
 ):
     lengths, prompts, keys = lengths_of(found)
-    planned = plan_shared(lengths, prompts, keys, num_ranks, max_rows, max_tokens, attention_length=300.0)
+    planned = plan_shared(
+        lengths, prompts, keys, num_ranks, max_rows, max_tokens, attention_length=300.0, with_gradient=with_gradient
+    )
+    limited = lengths if with_gradient else planned.run_P
     shares = [share for wave in planned.plan for share in wave]
     assert sorted(np.concatenate(shares)) == list(range(len(found)))
     assert all(len(wave) == num_ranks for wave in planned.plan)
     assert (planned.run_P == lengths - planned.reused_P).all()
     for share in shares:
         assert max_rows is None or len(share) <= max_rows
-        assert max_tokens is None or planned.run_P[share].sum() <= max_tokens
+        assert max_tokens is None or limited[share].sum() <= max_tokens
         owner = None
         for pair in share:
             if planned.reused_P[pair]:
@@ -74,12 +85,23 @@ def test_prompts_that_differ_are_never_shared():
         collate([([7, 8], [1], [True]), ([7, 9], [2], [True])], rows, 0, np.array([0, 2]))
 
 
-def make_batches(rows, world_size=1, **more):
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=60), st.integers(1, 4), st.sampled_from([None, 100, 400]))
+def test_rows_that_share_no_prompt_are_planned_as_without_sharing(completions, num_ranks, max_tokens):
+    lengths, prompts, keys = lengths_of(list(enumerate(completions, start=1)))
+    limits = num_ranks, 8, max_tokens
+    planned = plan_shared(lengths, prompts, keys, *limits, attention_length=300.0, with_gradient=True)
+    alone = plan_micro_batches(lengths, *limits, packed=True, attention_length=300.0)
+    assert [[share.tolist() for share in wave] for wave in planned.plan] == [
+        [share.tolist() for share in wave] for wave in alone
+    ]
+
+
+def make_batches(rows, world_size=1, shares_matched=False, **more):
     """Return each rank's share of the whole set as one batch that trains."""
     found = []
     for rank in range(world_size):
         loader = KTODataLoader(rows, len(rows), 4, rank=rank, world_size=world_size, **more)
-        loader.layout = Layout(packed=True, shares_prompts=True, shares_pairs=True)
+        loader.layout = Layout(packed=True, shares_prompts=True, shares_pairs=True, shares_matched=shares_matched)
         found.append(next(iter(loader)))
     return found
 
@@ -95,7 +117,7 @@ def test_a_step_lays_out_all_its_pairs_by_prompt_and_counts_what_runs(world_size
             tokens[name] += sum(len(m[f"{prefix}token_index"]) for m in getattr(share, name))
         places += [int(place) for m in share.shared for place in m["place"] if place >= 0]
         assert len(share.shared) == len(shares[0].shared)
-        assert not any("place_index" in m for m in share.matched)  # with gradient each row has its own prompt
+        assert not any("place_index" in m for m in share.matched)  # with gradient each row has its own prompt here
     assert sorted(places) == list(range(24))
     assert shares[0].slots == tokens["matched"] + tokens["mismatched"]
     once = int(rows.prompt_lengths[::2].sum()) + 2 * int(rows.completion_lengths.sum())
@@ -103,6 +125,28 @@ def test_a_step_lays_out_all_its_pairs_by_prompt_and_counts_what_runs(world_size
         assert tokens["shared"] == once
         assert tokens["mismatched"] == shares[0].mismatched_tokens == once - int(rows.completion_lengths.sum())
     assert tokens["shared"] < int(rows.prompt_lengths.sum()) * 2 + 2 * int(rows.completion_lengths.sum())
+
+
+def test_matched_rows_run_their_prompt_once_too_and_the_pairs_after_it_find_it():
+    rows = token_rows([True, False] * 6, answers=2)
+    (apart,), (batch,) = make_batches(rows), make_batches(rows, shares_matched=True)
+    ran, whole = (sum(len(m["token_index"]) for m in one.matched) for one in (batch, apart))
+    assert ran == int(rows.prompt_lengths[::2].sum() + rows.completion_lengths.sum()) < whole
+    assert batch.matched_tokens == apart.matched_tokens == whole
+    assert batch.slots == apart.slots - (whole - ran)
+    loader = KTODataLoader(rows, len(rows), 4)
+    loader.layout = Layout(packed=True, shares_prompts=True, shares_matched=True, held_tokens=10_000)
+    batch = next(iter(loader))
+    assert batch.reuses_prompts
+    for matched, pairs in zip(batch.matched, batch.mismatched, strict=True):
+        ids = torch.cat(
+            [
+                pairs["kl_input_ids"].flatten()[pairs["kl_rest_index"]],
+                matched["input_ids"].flatten()[matched["token_index"]],
+            ]
+        )
+        seen = pairs["kl_attention_mask"] == 1
+        assert torch.equal(ids[pairs["kl_rest_places"]], pairs["kl_input_ids"][seen])
 
 
 def test_a_prompt_that_a_completion_cuts_is_its_own():

@@ -10,8 +10,9 @@ import transformers
 from torch import nn
 
 from openkto.errors import ConfigError
-from openkto.models import Actor, packing
-from openkto.models.packing import layer_kinds, pack, packed_attention
+from openkto.models import Actor
+from openkto.models.packed_attention import _in_one_kernel, packed_attention
+from openkto.models.packing import layer_kinds, pack
 from tests.models.architectures import CONFIGS, MOE, SIZES, random_model, right_padded_batch
 
 BOUNDS = [0, 7, 8, 20, 33]
@@ -73,13 +74,13 @@ def test_the_gpu_kernel_is_asked_for_the_same(window, groups, groups_heads, size
         seen = None if window_size[0] == -1 else window_size[0] + 1
         return block_diagonal_attention(*lines, BOUNDS, scale=scale, window=seen)[0].transpose(0, 1)
 
-    monkeypatch.setattr(packing, "varlen_attn", kernel)
-    monkeypatch.setattr(packing, "GROUPS_HEADS", groups_heads)
+    monkeypatch.setattr("openkto.models.packed_attention.varlen_attn", kernel)
+    monkeypatch.setattr("openkto.models.packed_attention.GROUPS_HEADS", groups_heads)
 
     def attention(query, key, value):
         lines = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
         bounds = torch.tensor(BOUNDS, dtype=torch.int32)
-        return packing._in_one_kernel(*lines, (bounds, bounds), 13, None, window)[None], None
+        return _in_one_kernel(*lines, (bounds, bounds), 13, None, window)[None], None
 
     check_attention(attention, window, groups, None, size, value_size)
 

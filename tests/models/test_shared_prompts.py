@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 from openkto.batches.micro_batch import collate
-from openkto.models import Actor, packing
-from openkto.models.packing import packed_attention, predictors
+from openkto.models import Actor
+from openkto.models.packed_attention import _in_one_kernel, packed_attention
+from openkto.models.packing import predictors
 from tests.models.architectures import CONFIGS, random_model
 
+# What an actor takes of a micro-batch.
+NAMES = ("input_ids", "attention_mask", "loss_mask", "token_index", "scored_index", "place_index", "query_bounds")
 # (prompt, completion's tokens): of prompt 0 three completions, of prompt 1 two, of prompt 2 one; windows have 8 tokens.
 PROMPTS, PAIRS, REUSED = (11, 3, 6), [(0, 5), (0, 9), (0, 1), (1, 4), (1, 2), (2, 2)], [0, 11, 11, 0, 3, 0]
 
@@ -27,11 +30,10 @@ def both_layouts():
 
 def run(actor, batch):
     """Return the actor's output, the hidden states that predict, and their tokens' log-probabilities in float64."""
-    names = ("input_ids", "attention_mask", "loss_mask", "token_index", "scored_index", "place_index", "query_bounds")
     kept = []
     hook = actor.body.register_forward_hook(lambda *call: kept.append(call[-1].last_hidden_state[0]))
     with torch.no_grad():
-        output = actor(*(batch.get(name) for name in names), with_tokens=True)
+        output = actor(*(batch.get(name) for name in NAMES), with_tokens=True)
         hook.remove()
         places = predictors(batch["attention_mask"], batch["scored_index"], batch.get("place_index"))
         hidden_KH = kept[0][places]
@@ -40,17 +42,31 @@ def run(actor, batch):
     return output, len(kept[0]), logits_KV.log_softmax(-1).gather(-1, tokens_K[:, None])
 
 
+def gradients(actor, batch):
+    """Return the gradient of each parameter, of a sum in which every completion has another weight."""
+    actor.zero_grad()
+    output = actor(*(batch.get(name) for name in NAMES))
+    (output.log_prob_B * torch.arange(1, 1 + len(PAIRS))).sum().backward()
+    return {name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None}
+
+
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "Gemma2"])  # which caps scores, and is not packed
 def test_a_shared_prompt_gives_each_completion_what_its_own_would(name):
     model = random_model(CONFIGS[name]).double()
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # the other has no float64
     actor = Actor(model)
-    whole, once = (run(actor, batch) for batch in both_layouts())
+    batches = both_layouts()
+    whole, once = (run(actor, batch) for batch in batches)
     assert (whole[1], once[1]) == (sum(PROMPTS[p] + n for p, n in PAIRS), sum(PROMPTS) + sum(n for _, n in PAIRS))
     torch.testing.assert_close(once[2], whole[2], rtol=0, atol=1e-10)
     torch.testing.assert_close(once[0].log_prob_B, whole[0].log_prob_B, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(once[0].log_prob_K, whole[0].log_prob_K, rtol=1e-6, atol=1e-6)
+    of_whole, of_once = (gradients(actor, batch) for batch in batches)
+    assert of_once.keys() == of_whole.keys() != set()
+    largest = max(float(gradient.abs().max()) for gradient in of_whole.values())
+    for parameter, gradient in of_whole.items():
+        torch.testing.assert_close(of_once[parameter], gradient, rtol=1e-5, atol=1e-7 * largest)
 
 
 def test_padded_rows_are_run_whole():
@@ -104,10 +120,10 @@ def test_the_gpu_kernel_gets_other_bounds_for_keys_than_for_queries(window, monk
         asked.append((cu_seq_q.tolist(), cu_seq_k.tolist(), max_q, max_k, window_size, key.shape[0]))
         return query
 
-    monkeypatch.setattr(packing, "varlen_attn", kernel)
+    monkeypatch.setattr("openkto.models.packed_attention.varlen_attn", kernel)
     query = heads(4, 1)[0].transpose(0, 1)
     bounds = torch.tensor(QUERY_BOUNDS), torch.tensor(KEY_BOUNDS)
-    packing._in_one_kernel(query, query[KEYS], query[KEYS], bounds, 7, None, window)
+    _in_one_kernel(query, query[KEYS], query[KEYS], bounds, 7, None, window)
     assert asked == [(QUERY_BOUNDS, KEY_BOUNDS, 7, 7, (-1 if window is None else 2, 0), 17)]
 
 
@@ -117,7 +133,7 @@ def test_the_check_before_training_finds_a_kernel_that_aligns_the_mask_otherwise
         return torch.ones(queries, keys, dtype=torch.bool).tril()
 
     if is_wrong:
-        monkeypatch.setattr(packing, "_band", from_the_first_key)
+        monkeypatch.setattr("openkto.models.packed_attention._band", from_the_first_key)
     actor = Actor(random_model(CONFIGS["Llama"]))
     actor.check_forward(tolerance=1e-5)
     assert actor.packs

@@ -44,7 +44,7 @@ def test_a_step_is_planned_with_the_work_of_the_batches_that_run(share_prompts, 
 def test_shared_prompts_take_less_and_the_whole_of_a_cache_shares_most():
     _, _, apart = planned("off")
     _, _, shared = planned("auto")
-    assert shared.training == apart.training
+    assert shared.training < apart.training
     assert shared.mismatched < apart.mismatched
     assert shared.reference < 0.9 * apart.reference
     assert apart.filling == pytest.approx(apart.reference)

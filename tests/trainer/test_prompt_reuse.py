@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from openkto.batches.layout import Layout
 from openkto.batches.loader import KTODataLoader
 from openkto.batches.sharing import PairPlan, plan_after_prompts
 from openkto.config import LoraConfig
@@ -189,16 +190,24 @@ def test_a_step_gives_the_same_in_either_order(way, answers):
     rows = token_rows([True, False, True, True, False, False, True, False], 3, answers=answers)
     loader = a_loader(actor, rows, by_token=loss.facts.by_token)
     old, new = (one_step(actor, reference, batch_of(loader, held), loss) for held in (None, 1000))
-    assert new[0] == pytest.approx(old[0], rel=1e-5)
-    assert old[1] != 0
-    assert new[1] == pytest.approx(old[1], rel=1e-5)
-    assert old[2].keys() == new[2].keys() != set()
-    for name, gradient in old[2].items():
-        torch.testing.assert_close(new[2][name], gradient, rtol=1e-5, atol=1e-6)
+    loader.layout = Layout(packed=True)
+    apart = one_step(actor, reference, batch_of(loader, None), loss)
+    assert apart[1] != 0
+    for shared in (old, new):
+        assert shared[0] == pytest.approx(apart[0], rel=1e-5)
+        assert shared[1] == pytest.approx(apart[1], rel=1e-5)
+        assert shared[2].keys() == apart[2].keys() != set()
+        for name, gradient in apart[2].items():
+            torch.testing.assert_close(shared[2][name], gradient, rtol=1e-5, atol=1e-6)
+    with_gradient = [sum(tokens for has, tokens in one[3] if has) for one in (apart, old, new)]
+    assert with_gradient[1] == with_gradient[2]
+    assert (with_gradient[1] < with_gradient[0]) == (answers == 2)
     rest = int(rows.completion_lengths.sum()) + len(rows)
-    assert [with_gradient for with_gradient, _ in new[3]] == [True, False] * 3
+    # Rows of one prompt stay together, so a limit of three rows is two of them.
+    micro_batches = 3 if answers == 1 else 4
+    assert [with_gradient for with_gradient, _ in new[3]] == [True, False] * micro_batches
     assert sum(tokens for with_gradient, tokens in new[3] if not with_gradient) == rest
-    assert [with_gradient for with_gradient, _ in old[3]][-3:] == [True] * 3
+    assert [with_gradient for with_gradient, _ in old[3]][-micro_batches:] == [True] * micro_batches
     assert sum(tokens for with_gradient, tokens in old[3] if not with_gradient) > rest
 
 

@@ -151,6 +151,21 @@ def test_in_half_precision_auto_leaves_the_reference_of_a_step_the_policys_micro
     loaders = [KTODataLoader(rows, 4, 4), KTODataLoader(rows, None, 4)]
     plan_for(loaders, actor, reference_runs=True, precision=precision)
     assert [loader.layout.shares_pairs for loader in loaders] == [of_training, True]
+    assert all(loader.layout.shares_matched for loader in loaders)  # both models run those
     assert all(loader.layout.shares_prompts for loader in loaders)
     plan_for(loaders, actor, precision=precision)
     assert [loader.layout.shares_pairs for loader in loaders] == [False, True]
+    # What a cache holds was computed in other micro-batches.
+    assert all(loader.layout.shares_matched == of_training for loader in loaders)
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [({"lora": LoraConfig(lora_rank=2, lora_dropout=0.1)}, {}), ({}, {"with_balancing_loss": True})],
+    ids=["dropout", "balancing loss"],
+)
+def test_each_row_trains_on_its_own_prompt_where_a_shared_one_would_count_otherwise(settings, more):
+    loader = KTODataLoader(token_rows([True] * 4), 4, 4)
+    plan_for([loader], Actor(tiny_llama(), **settings), reference_runs=True, **more)
+    assert loader.layout.shares_prompts
+    assert not loader.layout.shares_matched
