@@ -127,17 +127,20 @@ def test_a_step_lays_out_all_its_pairs_by_prompt_and_counts_what_runs(world_size
     assert tokens["shared"] < int(rows.prompt_lengths.sum()) * 2 + 2 * int(rows.completion_lengths.sum())
 
 
-def test_matched_rows_run_their_prompt_once_too_and_the_pairs_after_it_find_it():
+@pytest.mark.parametrize("truncation", ["completion", "prompt"])
+def test_matched_rows_run_their_prompt_once_too_and_the_pairs_after_it_find_it(truncation):
     rows = token_rows([True, False] * 6, answers=2)
     (apart,), (batch,) = make_batches(rows), make_batches(rows, shares_matched=True)
     ran, whole = (sum(len(m["token_index"]) for m in one.matched) for one in (batch, apart))
     assert ran == int(rows.prompt_lengths[::2].sum() + rows.completion_lengths.sum()) < whole
     assert batch.matched_tokens == apart.matched_tokens == whole
     assert batch.slots == apart.slots - (whole - ran)
+    rows.truncation = truncation  # nothing is so long as to be cut
     loader = KTODataLoader(rows, len(rows), 4)
     loader.layout = Layout(packed=True, shares_prompts=True, shares_matched=True, held_tokens=10_000)
     batch = next(iter(loader))
     assert batch.reuses_prompts
+    assert batch.mismatched_tokens == int(rows.completion_lengths.sum()) + len(rows)
     for matched, pairs in zip(batch.matched, batch.mismatched, strict=True):
         ids = torch.cat(
             [
