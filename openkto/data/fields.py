@@ -1,5 +1,7 @@
 """Find a field of a record by its path: names and numbers with dots between, such as scores.0.value."""
 
+import re
+
 from openkto.data.json_files import parse_json
 
 # What tells the members of a list apart, where a step is a name.
@@ -27,6 +29,11 @@ def top_name(record: dict[str, object], path: str) -> str:
 def is_empty(value: object) -> bool:
     """Return whether a value says nothing: null, an empty text, list or object."""
     return value is None or (isinstance(value, (str, list, dict)) and not value)
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a field's name, thumbsUp and thumbs_up alike."""
+    return [part.lower() for part in re.findall(r"[A-Z]?[^\W_A-Z]+|[A-Z]+", name)]
 
 
 def _walk(value: object, steps: list[str]) -> list[object]:

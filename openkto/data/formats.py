@@ -1,11 +1,10 @@
 """Recognise what the fields of a source's records mean: the forms, their keys, and where a label stands."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from openkto.data.fields import find, is_empty, top_name
+from openkto.data.fields import find, is_empty, top_name, words_of
 from openkto.data.messages import ROLES, as_list, unpacked
 from openkto.data.not_rows import check_is_a_row
 from openkto.data.problems import BadRow
@@ -111,7 +110,7 @@ def likely(record: dict[str, object], names: Sequence[str]) -> str | None:
     """Return the field that one of the names probably means: called so, or with it as a part of its name."""
     for name in names:
         for key in record:
-            parts = _parts(key)
+            parts = words_of(key)
             if name == key.lower() or (name in parts and not set(NOT_TEXT_NAMES) - set(names) & set(parts)):
                 return key
     return None
@@ -171,7 +170,9 @@ def _pairs(place: str, record: dict[str, object]) -> Format:
     elsewhere = [
         name
         for name, value in record.items()
-        if wanted & set(_parts(name)) and not set(NOT_TEXT_NAMES) & set(_parts(name)) and isinstance(value, (str, list))
+        if wanted & set(words_of(name))
+        and not set(NOT_TEXT_NAMES) & set(words_of(name))
+        and isinstance(value, (str, list))
     ]
     elsewhere = [name for name in elsewhere if name not in ("chosen", "rejected") and not is_empty(record[name])]
     if not elsewhere or _holds_prompt(record["chosen"], [record[name] for name in elsewhere]):
@@ -211,19 +212,14 @@ def _opposites(record: dict[str, object], key: str) -> tuple[str, str] | None:
     """Return the fields that say desirable and undesirable, where the label's field has such a counterpart."""
     if key not in record:
         return None
-    name = "".join(_parts(key))
-    others = {"".join(_parts(other)): other for other in record if other != key}
+    name = "".join(words_of(key))
+    others = {"".join(words_of(other)): other for other in record if other != key}
     for good, bad in OPPOSITES:
         if bad in name and name.replace(bad, good) in others:
             return others[name.replace(bad, good)], key
         if bad not in name and good in name and name.replace(good, bad) in others:
             return key, others[name.replace(good, bad)]
     return None
-
-
-def _parts(name: str) -> list[str]:
-    """Return the words of a field's name, thumbsUp and thumbs_up alike."""
-    return [part.lower() for part in re.findall(r"[A-Z]?[^\W_A-Z]+|[A-Z]+", name)]
 
 
 def _unknown(place: str, record: dict[str, object]) -> BadRow:

@@ -1,8 +1,10 @@
 """Read labels: desirable, undesirable, or left out, in one convention per file.
 
 A file that writes labels in two ways (true and 0, or 0 and -1) has been put together from two sources, and what its
-values mean would be a guess; so the first value of a second convention is an error that names the first. --label_map
-and --label_threshold say themselves what values mean.
+values mean would be a guess; so the first value of a second convention is an error that names the first. Where a column
+holds other numbers than 1 and 0, or 1 and -1, it holds scores, and its 1 may be the worst of them; where its name says
+that a set one is undesirable, 1 and yes may say so too. Neither can be skipped, since the rows that are left would be
+read the wrong way round. --label_map and --label_threshold say themselves what values mean.
 """
 
 import math
@@ -12,7 +14,9 @@ from decimal import Decimal
 
 import numpy as np
 
-from openkto.data.problems import OR_SKIP, BadRow, shorten
+from openkto.data.fields import words_of
+from openkto.data.problems import OR_SKIP, BadRow, data_error, shorten
+from openkto.errors import DataError
 
 BOOLEANS = "true/false"
 ZERO_ONE = "1/0"
@@ -51,6 +55,14 @@ RULE = (
 )
 
 
+# Names of a column whose set values say that the answer is undesirable, beside the words above.
+_UNDESIRABLE_NAMES = {*UNDESIRABLE_WORDS, "downvotes", "dislikes", "flagged", "toxic", "harmful", "unsafe"} - {
+    "no",
+    "n",
+}
+_WHETHER = {"yes", "y", "no", "n"}  # the words that say whether, and not which
+
+
 class LabelReader:
     """Reads the labels of one file in order and holds it to one convention, or to the one that is given.
 
@@ -71,6 +83,9 @@ class LabelReader:
         self._threshold = threshold
         self._conventions: set[str] = set()
         self._first: tuple[str, str] = ("", "")  # the place and value that narrowed the convention last
+        words = set(words_of(name))
+        is_bad = bool(words & _UNDESIRABLE_NAMES) and not words & set(DESIRABLE_WORDS)
+        self._is_undesirable_name = is_bad or bool(words & {"not", "non"})
 
     def read(self, place: str, value: object) -> bool | None:
         """Return whether a label says desirable, or None for a row to leave out; raises BadRow."""
@@ -84,11 +99,17 @@ class LabelReader:
             return self._compared(place, value)
         found = _meaning(value)
         if found is None:
+            if self._conventions <= {ZERO_ONE, PLUS_MINUS} and _is_score(value):
+                raise self._scores(place, value)
             raise BadRow(place, "label", f"{self._name} {RULE}", shorten(value), _cure(value))
         is_desirable, conventions = found
+        if self._is_undesirable_name and (WORDS not in conventions or str(value).strip().casefold() in _WHETHER):
+            raise self._opposite(place, value)
         if not self._conventions:
             self._conventions, self._first = set(conventions), (place, shorten(value))
         elif not self._conventions & conventions:
+            if self._conventions | conventions <= {ZERO_ONE, PLUS_MINUS}:
+                raise self._scores(place, value)
             first_place, first_value = self._first
             rule = f"labels of one file must follow one convention ({first_place} has {first_value})"
             cure = "Write all labels of the file in one way" + OR_SKIP
@@ -96,6 +117,26 @@ class LabelReader:
         elif self._conventions - conventions:
             self._conventions, self._first = self._conventions & conventions, (place, shorten(value))
         return is_desirable
+
+    def _scores(self, place: str, value: object) -> DataError:
+        """Return the error for a number beside which 1, 0 and -1 do not say what they seem to."""
+        place_of_first, first = self._first
+        beside = f" beside {first} ({place_of_first})" if first else ""
+        rule = f"where {self._name} is a number, it must be 1 or 0, or 1 or -1, in the whole file"
+        cure = (
+            "Read scores with --label_threshold, such as --label_threshold 4 2 (desirable from 4, undesirable up to 2),"
+            " or say what each number means, such as --label_map 1=true 0=none -1=false."
+        )
+        return data_error(place, rule, shorten(value) + beside, cure)
+
+    def _opposite(self, place: str, value: object) -> DataError:
+        """Return the error for a column of undesirable marks, of which 1 would be read as desirable."""
+        rule = f"{self._name} is called as if a set one were undesirable, so what its values mean must be said"
+        cure = (
+            "Pass --label_map 1=false 0=true where 1 marks a bad answer, 1=true 0=false where it marks a good one;"
+            " likewise for other values."
+        )
+        return data_error(place, rule, shorten(value), cure)
 
     def _mapped(self, place: str, value: object, meanings: Mapping[str, bool | None]) -> bool | None:
         key = _plain(value)
@@ -139,10 +180,15 @@ def as_number(value: object) -> float | None:
         return None
 
 
+def _is_score(value: object) -> bool:
+    number = None if isinstance(value, bool) else as_number(value)
+    return number is not None and not math.isnan(number)
+
+
 def _cure(value: object) -> str:
     if isinstance(value, dict) and value:
         return f"Name the field inside it with a dot, as in --label_key label.{next(iter(value))}{OR_SKIP}"
-    if isinstance(value, (int, float)):
+    if _is_score(value):
         cure = "Read scores with --label_threshold, such as --label_threshold 4"
     elif isinstance(value, str) and value.strip():
         cure = "Say what other words mean with --label_map, such as --label_map great=true awful=false"

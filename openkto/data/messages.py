@@ -1,6 +1,7 @@
 """Normalise chat messages: role/content or from/value, tool calls, content in parts."""
 
 import json
+import re
 
 from openkto.config import TEMPLATE_ARGUMENTS
 from openkto.data.json_files import parse_json
@@ -27,28 +28,42 @@ ROLES = {
 TEXT_PARTS = ("text", "input_text", "output_text", None)
 
 
+MESSAGE_NAMES = ({"role", "content"}, {"from", "value"})
+
+
 def unpacked(value: object) -> object:
     """Return the message list that a text is the JSON of, as in a CSV cell; any other value as it is."""
-    if not isinstance(value, str) or not value.lstrip().startswith("[{"):
+    if not isinstance(value, str) or not value.lstrip().startswith(("[{", "{")):
         return value
     try:
-        members = parse_json(value)
+        found = parse_json(value)
     except (ValueError, RecursionError):
         return value
-    if not isinstance(members, list):
+    if isinstance(found, dict):  # one message; an object with another role is somebody's text
+        is_message = str(found.get("role", found.get("from"))).strip().lower() in ROLES
+        return [found] if is_message and any(names <= found.keys() for names in MESSAGE_NAMES) else value
+    if not isinstance(found, list):
         return value
-    names = ({"role", "content"}, {"from", "value"})
-    is_messages = all(isinstance(m, dict) and any(pair <= m.keys() for pair in names) for m in members)
-    return members if is_messages else value
+    is_messages = all(isinstance(m, dict) and any(names <= m.keys() for names in MESSAGE_NAMES) for m in found)
+    return found if is_messages else value
+
+
+def is_in_python(value: object) -> bool:
+    """Return whether a text is messages in Python's notation, as pandas writes a column of lists into a CSV file."""
+    if not isinstance(value, str) or re.match(r"\s*(array\()?\[?\s*\{'", value) is None:
+        return False
+    return any(all(f"'{name}':" in value for name in names) for names in MESSAGE_NAMES)
 
 
 def read_messages(place: str, key: str, value: object) -> list[Message]:
     """Return a list of messages (or one) with `role` and `content`; further members are kept; raises BadRow."""
     members = as_list(value)
     if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
-        is_python = isinstance(value, str) and value.lstrip().startswith("[{'")
-        cure = f"This is Python's notation: write it with json.dumps{OR_SKIP}" if is_python else FIX_ROW
-        raise BadRow(place, "wrong type", f"{key} must be text or a list of messages", shorten(value), cure)
+        rule, cure = f"{key} must be text or a list of messages", FIX_ROW
+        if isinstance(value, str):
+            rule = f"{key} must be a list of messages"
+            cure = "Give messages with role and content, or a column for the prompt and one for the answer" + OR_SKIP
+        raise BadRow(place, "wrong type", rule, shorten(value), cure)
     if not members:
         raise BadRow(place, "no messages", f"{key} must hold at least one message", "an empty list")
     return [_read_message(place, key, member) for member in members]

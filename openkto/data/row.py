@@ -9,6 +9,7 @@ from openkto.data.fields import find
 from openkto.data.messages import (
     Message,
     assistant,
+    is_in_python,
     read_messages,
     read_template_kwargs,
     read_tools,
@@ -16,7 +17,7 @@ from openkto.data.messages import (
     unpacked,
 )
 from openkto.data.notes import Note
-from openkto.data.problems import BadRow, shorten
+from openkto.data.problems import OR_SKIP, BadRow, shorten
 from openkto.data.template import ChatTemplate
 from openkto.data.weights import read_weight
 
@@ -232,6 +233,9 @@ def read_field(place: str, record: dict[str, object], key: str, is_null_allowed:
         raise BadRow(place, "several values", f"{key} must be one value", f"{len(values)}", cure)
     if values[0] is None and not is_null_allowed:
         raise BadRow(place, "null", f"{key} must have a value", "null")
+    if is_in_python(values[0]):
+        cure = "This is Python's notation: write it with json.dumps" + OR_SKIP
+        raise BadRow(place, "wrong type", f"{key} must be text or a list of messages", shorten(values[0]), cure)
     return unpacked(values[0])
 
 

@@ -303,9 +303,30 @@ def test_a_missing_label_as_pandas_writes_it_is_a_missing_label():
     assert reader.left_out == {"without a label": 1}
 
 
-def test_messages_in_pythons_notation_are_named():
-    error = error_of({"messages": str([{"role": "user", "content": "x"}]), "label": True})
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"messages": str([{"role": "user", "content": "x"}])},
+        {"prompt": str([{"role": "user", "content": "it's x"}]), "completion": "y"},
+        {"prompt": "x", "completion": str([{"from": "gpt", "value": "y"}])},
+        {"prompt": "x", "completion": str({"content": "y", "role": "assistant"})},
+    ],
+)
+def test_messages_in_pythons_notation_are_named_and_never_trained_on_as_text(columns):
+    error = error_of({**columns, "label": True})
     assert "This is Python's notation: write it with json.dumps, or pass --on_bad_rows skip" in error
+
+
+@pytest.mark.parametrize("text", ["{'value': 3} is a dict", "[{'role'", "say {'role': 1, 'content': 2}"])
+def test_a_text_about_python_is_a_text(text):
+    rows, _ = read({"prompt": text, "completion": "y", "label": True})
+    assert rows[0].prompt == text
+
+
+def test_a_dialogue_in_one_text_is_told_to_become_messages():
+    error = error_of({"messages": "User: Hi\nAssistant: Hello", "label": True})
+    assert "messages must be a list of messages; got 'User: Hi" in error
+    assert "Give messages with role and content, or a column for the prompt and one for the answer, or pass" in error
 
 
 @pytest.mark.parametrize(
