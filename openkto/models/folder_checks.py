@@ -6,14 +6,11 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 from openkto.errors import ConfigError
-from openkto.models.model_files import SAFETENSORS, is_whole
+from openkto.models.model_files import SAFETENSORS, TEMPLATES, TOKENIZERS, is_whole
 from openkto.process.limits import kind_of_file
 
 READ = (".json", ".safetensors", ".bin", ".model", ".jinja", ".txt", ".py")
-# What the names of a tokenizer's files begin with; tekken.json is Mistral's.
-TOKENIZERS = ("tokenizer", "tekken", "vocab", "merges", "spiece", "sentencepiece", "spm", "bpe")
 LFS_POINTER = b"version https://git-lfs"
-TEMPLATES = "additional_chat_templates"
 TRAINABLE_METHODS = ("bitsandbytes",)  # frozen below LoRA
 
 
@@ -29,14 +26,14 @@ def check_files(pretrain: str) -> None:
         return
     try:
         for path in sorted([*Path(pretrain).iterdir(), *Path(pretrain, TEMPLATES).glob("*")]):
-            if path.suffix not in READ:
+            if path.suffix not in READ and not _is_one_of(TOKENIZERS, path):
                 continue
             kind = kind_of_file(path)
             if kind is not None:
                 raise ConfigError(f"{path}: a model's files must be plain files; got {kind}. Remove it.")
             if not os.access(path, os.R_OK):
                 raise PermissionError(13, "Permission denied", str(path))
-            if any(path.match(pattern) for pattern in SAFETENSORS) and not is_whole(path):
+            if _is_one_of(SAFETENSORS, path) and not is_whole(path):
                 raise ConfigError(f"{path}: must hold all of its weights; got {_what_is_there(path)}")
     except OSError as error:
         raise ConfigError(
@@ -53,9 +50,13 @@ def _what_is_there(path: Path) -> str:
     return f"a file of {path.stat().st_size} bytes that is cut or damaged. Download or copy it again."
 
 
+def _is_one_of(patterns: tuple[str, ...], path: Path) -> bool:
+    return any(path.match(pattern) for pattern in patterns)
+
+
 def check_tokenizer_files(folder: str) -> None:
     """Raise ConfigError for a local folder without any file of a tokenizer; a library says so in riddles."""
-    if os.path.isdir(folder) and not any(name.startswith(TOKENIZERS) for name in os.listdir(folder)):
+    if os.path.isdir(folder) and not any(_is_one_of(TOKENIZERS, path) for path in Path(folder).iterdir()):
         raise ConfigError(
             f"{folder}: must hold the model's tokenizer; got no file of one. Copy tokenizer.json and "
             "tokenizer_config.json from the model that it was made of."

@@ -10,8 +10,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
 from openkto.errors import ConfigError, OpenKTOError
-from openkto.models.model_files import EXPORTED, exported_files
-from openkto.models.source_files import TOKENIZER_FILES
+from openkto.models.model_files import EXPORTED, TOKENIZER_FILES, exported_files
 
 KEY_CURE = "Set HF_TOKEN to a key that may write, or run `hf auth login`."
 NETWORK_CURE = "Check the network and try again, or leave the upload for later: `openkto push` does it."

@@ -4,13 +4,22 @@ import json
 from pathlib import Path
 
 SAFETENSORS = ("model.safetensors", "model-?????-of-?????.safetensors", "adapter_model.safetensors")
-# What an export, of a model or of an adapter, may have left; others in the folder are the user's.
+TEMPLATES = "additional_chat_templates"  # the folder of all but the first
+# A folder with none of these has no tokenizer. Patterns, as a tokenizer with code of its own reads files of any name.
+TOKENIZERS = ("tokenizer*", "tekken*", "vocab*", "merges*", "bpe*", "*.model", "*.spm", "*.tiktoken")
+# What a tokenizer is copied and uploaded with.
+BESIDE = ("special_tokens_map.json", "added_tokens.json", "tokenization_*.py", "chat_template*", TEMPLATES)
+TOKENIZER_FILES = (*TOKENIZERS, *BESIDE)
+# What an export, of a model or of an adapter, may have left; others in the folder are the user's. It is deleted, so of
+# a tokenizer these are the names that libraries give its files, and no patterns that one of the user's could fit.
 EXPORTED = (
     *("config.json", "generation_config.json", "adapter_config.json"),
     *SAFETENSORS,
     *("model.safetensors.index.json", "pytorch_model*.bin", "adapter_model.bin"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "chat_template.json"),
+    *("tekken.json", "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "*.tiktoken", "spiece.model", "spm.model"),
+    *("sentencepiece.model", "sentencepiece.bpe.model"),
+    *("chat_template.jinja", "chat_template.json", f"{TEMPLATES}/*.jinja"),
 )
 CARD = "README.md"
 CARD_MARK = "<!-- Written by OpenKTO, and again with every model here. Delete this line to keep what you change. -->"
@@ -18,9 +27,9 @@ SIGNS = {"adapter_config.json": "an adapter", "config.json": "a model"}
 
 
 def exported_files(folder: Path) -> dict[str, int]:
-    """Return the sizes in bytes of all files of a model or an adapter, by name."""
+    """Return the sizes in bytes of all files of a model or an adapter, by their names in the folder."""
     found = {path for pattern in EXPORTED for path in folder.glob(pattern) if path.is_file()}
-    return {path.name: path.stat().st_size for path in sorted(found)}
+    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(found)}
 
 
 def remove_exported(folder: Path, kept: set[str]) -> None:

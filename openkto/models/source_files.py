@@ -14,12 +14,9 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import GenerationConfig, PretrainedConfig
 
+from openkto.models.model_files import TOKENIZER_FILES
 from openkto.models.revision import split_revision
 
-TOKENIZER_FILES = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken"),
-    *("chat_template*", "additional_chat_templates", "tokenization_*.py"),
-)
 # Written by every version as it names itself, so that a difference is none of training's.
 NOT_COMPARED = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype")
 

@@ -1,5 +1,6 @@
 """Strangers' files: what a library would hang, crash or go wrong on without a word is one sentence, or as they say."""
 
+import fnmatch
 import json
 import os
 import time
@@ -12,8 +13,10 @@ from openkto.errors import ConfigError
 from openkto.models import load_tokenizer
 from openkto.models.adapter import add_lora, load_adapter
 from openkto.models.fingerprint import model_fingerprint
-from openkto.models.folder_checks import check_tokenizer_files
+from openkto.models.folder_checks import check_files, check_tokenizer_files
+from openkto.models.hub import model_files
 from openkto.models.loading import load_config, load_model
+from openkto.models.model_files import EXPORTED, TOKENIZER_FILES
 from tests.text_rows import write_model
 from tests.tiny import tiny_llama
 
@@ -198,9 +201,31 @@ def test_a_tokenizer_that_is_its_files_is_left_as_it_is(folder, caplog):
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("name", ["tekken.json", "tokenizer.model", "vocab.txt", "sentencepiece.bpe.model"])
-def test_every_kind_of_tokenizers_file_is_known_by_its_name(tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["tekken.json", "tokenizer.model.v3", "vocab.txt", "sentencepiece.bpe.model", "bpe.codes", "own.tiktoken"]
+)
+def test_a_tokenizers_file_is_known_by_its_name_read_with_care_and_goes_with_the_model(tmp_path, name):
     (tmp_path / "config.json").write_text("{}")
     refusal(check_tokenizer_files, str(tmp_path))
     (tmp_path / name).touch()
     check_tokenizer_files(str(tmp_path))
+    assert name in model_files(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert "got a named pipe" in refusal(check_files, str(tmp_path))
+
+
+def test_a_tokenizers_file_that_an_export_may_leave_is_one_that_it_copies():
+    beside = (
+        "config.json",
+        "generation_config.json",
+        "adapter_config.json",
+        "model.",
+        "model-",
+        "pytorch_",
+        "adapter_",
+    )
+    names = [name for name in EXPORTED if not name.startswith(beside)]
+    assert "tekken.json" in names
+    for name in names:
+        assert any(fnmatch.fnmatch(name.partition("/")[0], pattern) for pattern in TOKENIZER_FILES), name

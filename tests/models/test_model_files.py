@@ -43,11 +43,13 @@ def test_a_file_beside_the_weights_that_is_gone_or_cut_is_named(folder):
 
 
 def test_an_export_takes_the_place_of_all_that_an_earlier_one_left(folder):
-    for name in ("adapter_config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"):
+    (folder / "additional_chat_templates").mkdir()
+    others = ("tekken.json", "qwen.tiktoken", "additional_chat_templates/tool_use.jinja")
+    for name in ("adapter_config.json", "model-00001-of-00002.safetensors", "chat_template.jinja", *others):
         (folder / name).write_text("")
     (folder / "README.md").write_text("---\nbase_model: x\nlibrary_name: peft\n---\n")
     remove_exported(folder, kept=set())
-    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["notes.txt"]
     (folder / "README.md").write_text(f"---\nlibrary_name: transformers\n---\n{CARD_MARK}\n")
     remove_exported(folder, kept=set())
     assert not (folder / "README.md").exists()  # of a model that is no longer there
