@@ -63,10 +63,17 @@ def digests_in(table: Any) -> NDArray[np.void]:
     )
 
 
+def halves(digests: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return the first half of each digest as a whole number, which is faster to compare, [n].
+
+    It tells a million texts apart: two are mistaken for one with a chance of 3 in 10^8.
+    """
+    return digests.view(np.int64).reshape(-1, 2)[:, 0]
+
+
 def count_prompts(digests: NDArray[np.void]) -> int:
     """Return how many different prompts there are."""
-    # Half of a digest tells a million prompts apart: two are mistaken for one with a chance of 3 in 10^8.
-    return len(np.unique(digests.view(np.int64).reshape(-1, 2)[:, 0]))
+    return len(np.unique(halves(digests)))
 
 
 def _plain(text: str) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from openkto.data.chosen_rows import Columns
-from openkto.data.holdout import DIGEST, digests_in
+from openkto.data.holdout import DIGEST, digests_in, halves
 from openkto.data.notes import INFORMATION, WARNINGS
 from openkto.data.problems import BadRow
 from openkto.data.row import Row
@@ -86,9 +86,8 @@ class SeenRows:
         }
         for part in ("prompt", "completion"):
             kept[f"{part}_length"] = written.column(f"{part}_ids").value_lengths().to_numpy()
-            digests = b"".join(written.column(f"{part}_key").to_pylist())
-            # Half of a digest tells a million texts apart: two are mistaken for one with a chance of 3 in 10^8.
-            kept[f"{part}_key"] = np.frombuffer(digests, dtype=np.int64).reshape(-1, 2)[:, 0]
+            keys = b"".join(written.column(f"{part}_key").to_pylist())
+            kept[f"{part}_key"] = halves(np.frombuffer(keys, dtype=DIGEST))
         for name, values in kept.items():
             self._columns[name].add(values)
 

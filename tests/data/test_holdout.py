@@ -6,7 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from openkto.data.holdout import DIGEST, HeldOut, SplitFile, is_held_out, prompt_digest, read_split
+from openkto.data.holdout import (
+    DIGEST,
+    HeldOut,
+    SplitFile,
+    count_prompts,
+    halves,
+    is_held_out,
+    prompt_digest,
+    read_split,
+)
 from openkto.errors import DataError
 from tests.helpers.datasets import dataset_of
 from tests.text_rows import byte_tokenizer
@@ -155,3 +164,9 @@ def test_a_mask_is_in_the_order_of_the_rows(split):
     digests = np.array([prompt_digest(row["prompt"]) for row in rows(20)][::-1], dtype=DIGEST)
     mask = split.mask("rows", np.arange(40)[::-1], digests)
     assert np.arange(40)[::-1][mask].tolist() == expected(20)[::-1]
+
+
+def test_the_halves_of_digests_are_numbers_that_tell_them_apart():
+    digests = np.frombuffer(b"\x01" + bytes(15) + b"\x02" + bytes(15) + bytes(8) + b"\x01" * 8, dtype=DIGEST)
+    assert halves(digests).tolist() == [1, 2, 0]
+    assert count_prompts(digests[[0, 1, 1]]) == 2
