@@ -283,7 +283,7 @@ def test_a_refused_run_leaves_the_run_file_of_a_finished_one(place, capsys):
     argv[argv.index("--eval_dataset") + 1] = f"{place}/one.jsonl"
     ((code, text),) = run_ranks(run_to_status, 1, place, argv)
     assert code == 3
-    assert f"error: {place}/one.jsonl: z_ref is estimated from pairs of different rows" in text
+    assert f"error: the evaluation set one ({place}/one.jsonl): z_ref is estimated from pairs of different rows" in text
     assert (place / "out/run.yaml").read_text() == before
 
 

@@ -1,9 +1,11 @@
 """What is said of a run's steps before it starts, and the warnings where they cannot teach the model much."""
 
+import json
+
 import numpy as np
 import pytest
 
-from openkto.commands.data import check_has_metric, evaluation_sets
+from openkto.commands.data import check_has_metric, evaluation_sets, training_set
 from openkto.commands.outlook import (
     describe_checkpoints,
     describe_steps,
@@ -11,7 +13,7 @@ from openkto.commands.outlook import (
     num_repeated,
     outlook_warnings,
 )
-from openkto.config import from_flat
+from openkto.config import from_flat, with_resolved
 from openkto.data.dataset import UnpairedPreferenceDataset
 from openkto.errors import DataError
 from tests.text_rows import byte_tokenizer, write_rows
@@ -116,6 +118,41 @@ def test_an_evaluation_set_of_few_rows_is_warned_of_likewise(tmp_path, caplog):
         "warning: z_ref of the evaluation set held is a mean over 7 mismatched pairs, mostly chance below 8. Add rows "
         "to it."
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"eval_dataset": ["{place}/one.jsonl"]}, "the evaluation set one ({place}/one.jsonl): z_ref is"),
+        ({"eval_dataset": ["mine={place}/one.jsonl"]}, "the evaluation set mine ({place}/one.jsonl): z_ref is"),
+        (
+            {"eval_dataset": ['{"name": "mine", "path": "{place}/one.jsonl"}']},
+            "the evaluation set mine ({place}/one.jsonl): z_ref is",
+        ),
+        ({"eval_fraction": 0.2, "seed": 7}, "--eval_fraction 0.2, the held-out rows: z_ref is"),
+    ],
+    ids=["file", "name", "mapping", "fraction"],
+)
+def test_an_evaluation_set_of_one_row_is_refused_as_it_is_read_and_not_warned_of(tmp_path, caplog, given, says):
+    write_rows(tmp_path / "one.jsonl", 1)
+    write_rows(tmp_path / "rows.jsonl", 6)
+    filled = json.loads(json.dumps(given).replace("{place}", str(tmp_path)))
+    config = run(dataset=[f"{tmp_path}/rows.jsonl"], data_cache_dir=str(tmp_path / "cache"), **filled)
+    with pytest.raises(DataError) as raised:
+        evaluation_sets(config, byte_tokenizer())
+    assert str(raised.value).startswith(says.replace("{place}", str(tmp_path)))
+    assert "got a set of one row. " in str(raised.value)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+    assert evaluation_sets(with_resolved(config, loss_type="apo_zero_unpaired"), byte_tokenizer())
+
+
+def test_a_fraction_that_leaves_one_row_to_train_on_is_refused_as_such(tmp_path):
+    write_rows(tmp_path / "rows.jsonl", 6)
+    config = run(dataset=[f"{tmp_path}/rows.jsonl"], data_cache_dir=str(tmp_path), eval_fraction=0.8, seed=7)
+    with pytest.raises(
+        DataError, match=r"--eval_fraction 0\.8, the rows to train on: .* Change the fraction or --seed"
+    ):
+        training_set(config, byte_tokenizer())
 
 
 def test_the_tokens_of_an_epoch_are_counted_after_the_cut(tmp_path):

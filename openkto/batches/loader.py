@@ -67,12 +67,12 @@ class BatchPlan(NamedTuple):
     reuses_prompts: bool  # whether the policy's mismatched pairs go on after the prompts of its matched rows
 
 
-def check_pairable(dataset: TokenRows) -> None:
+def check_pairable(num_rows: int, place: str, cure: str = "Add rows") -> None:
     """Raise DataError for a set of a single row, where a loss needs pairs of different rows."""
-    if len(dataset) == 1:
+    if num_rows == 1:
         raise DataError(
-            f"{dataset.name}: z_ref is estimated from pairs of different rows; got a set of one row. "
-            "Add rows, or pass --loss_type apo_zero_unpaired."
+            f"{place}: z_ref is estimated from pairs of different rows; got a set of one row. {cure}, or pass "
+            "--loss_type apo_zero_unpaired."
         )
 
 
@@ -110,7 +110,7 @@ class KTODataLoader:
         pin_memory: bool = False,
     ) -> None:
         if needs_mismatched:
-            check_pairable(dataset)
+            check_pairable(len(dataset), dataset.name)
         self.dataset = dataset
         self.rank = rank
         self.world_size = world_size

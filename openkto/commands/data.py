@@ -29,20 +29,34 @@ CLASSES_OF_METRIC = {
     "rewards/chosen": ("desirable",),
     "rewards/rejected": ("undesirable",),
 }
+FRACTION_CURE = "Change the fraction or --seed, add rows"
 FEW_PAIRS = 8  # with fewer, z_ref is mostly chance
 
 
 def training_set(config: RunConfig, tokenizer: Any) -> UnpairedPreferenceDataset:
-    """Return the rows to train on."""
+    """Return the rows to train on.
+
+    Raises:
+        DataError: the loss needs pairs of rows, and there is only one row.
+    """
     data = config.data
     choice = held_out(config, is_training=True)
-    return read_rows(
+    rows = read_rows(
         data.dataset, data.dataset_split, config, tokenizer, data.dataset_probs, _ends(tokenizer), choice=choice
     )
+    if choice is None:
+        _check_pairs(config, rows, rows.name)
+    else:
+        _check_pairs(config, rows, f"--eval_fraction {choice.fraction:g}, the rows to train on", FRACTION_CURE)
+    return rows
 
 
 def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPreferenceDataset]:
-    """Return the sets to evaluate on, by name."""
+    """Return the sets to evaluate on, by name.
+
+    Raises:
+        DataError: the loss needs pairs of rows, and a set has only one row.
+    """
     data, sets = config.data, {}
     choice = held_out(config, is_training=False)
     if choice is not None:
@@ -50,6 +64,8 @@ def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPref
         sets[HELD_OUT] = read_rows(
             data.dataset, data.dataset_split, config, tokenizer, None, _ends(tokenizer), choice=choice
         )
+        place = f"--eval_fraction {choice.fraction:g}, the held-out rows"
+        _check_pairs(config, sets[HELD_OUT], place, FRACTION_CURE)
         warn_of_missing_classes(sets[HELD_OUT].report)
     for name, path in eval_sets(data).items():
         log.info("evaluation set %s:", name)
@@ -58,6 +74,7 @@ def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPref
             sets[name] = rows_of_split(split, config, tokenizer, _ends(tokenizer))
         else:
             sets[name] = read_rows([path], data.eval_split, config, tokenizer, None, _ends(tokenizer))
+        _check_pairs(config, sets[name], f"the evaluation set {name} ({sets[name].name})")
     for name in sets:
         if config.loss.facts.needs_z_ref and len(sets[name]) < FEW_PAIRS:
             log.warning("warning: %s Add rows to it.", few_pairs(len(sets[name]), f"the evaluation set {name}"))
@@ -69,21 +86,22 @@ def _ends(tokenizer: Any) -> tuple[int, ...]:
     return stop_token_ids(tokenizer.name_or_path)
 
 
+def _check_pairs(config: RunConfig, rows: UnpairedPreferenceDataset, place: str, cure: str = "Add rows") -> None:
+    if config.loss.facts.needs_z_ref:
+        check_pairable(len(rows), place, cure)
+
+
 def few_pairs(count: int, what: str) -> str:
     """Say that z_ref is a mean over so few pairs."""
     return f"z_ref of {what} is a mean over {count} mismatched pairs, mostly chance below {FEW_PAIRS}."
 
 
 def check_sets(config: RunConfig, models: Models, sets: list[UnpairedPreferenceDataset]) -> None:
-    """Check each set against the loss and the models that it will run through, policy and reference.
+    """Check each set against the models that it will run through, policy and reference.
 
     Raises:
         ConfigError: a model cannot take its tokens.
-        DataError: the loss needs pairs of rows, and there is only one row.
     """
-    if config.loss.facts.needs_z_ref:
-        for rows in sets:
-            check_pairable(rows)
     for name in dict.fromkeys(models):
         model_config = load_config(name, config.model.trust_remote_code)
         for rows in sets:
