@@ -180,7 +180,7 @@ def table(found: "Inspection") -> str:
     for reason, count in found.unlabelled.items():
         lines.append(f"note: left out: {count} rows {reason}.")
     if not any(finding.is_warning for finding in found.findings):
-        lines.append("nothing to warn of in the rows.")
+        lines.append("nothing else to warn of." if found.balance_warning else "nothing to warn of in the rows.")
     return "\n".join(lines)
 
 

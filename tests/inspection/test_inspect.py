@@ -280,6 +280,19 @@ def test_rows_that_share_a_prompt_are_counted_and_the_weights_balance_the_classe
     assert "outside [1, 4/3]" in found["balance_warning"]
 
 
+def test_rows_of_one_class_are_not_called_free_of_anything_to_warn_of(tmp_path, model, monkeypatch, capsys):
+    monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("openkto.pages.inspection_page.length_charts", lambda bars: [])
+    for rows, says in (
+        (good_rows(6), "nothing to warn of in the rows."),
+        ([row for row in good_rows(6) if row["label"]], "nothing else to warn of."),
+    ):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        argv = ["--pretrain", str(model), "--dataset", str(tmp_path / "rows.jsonl")]
+        main([*argv, "--output", str(tmp_path / "page.html")])
+        assert says in capsys.readouterr().out.splitlines()
+
+
 def test_what_eval_fraction_would_hold_out_is_counted_in_rows_prompts_and_classes(look, caplog):
     rows = good_rows(60)
     for row, earlier in zip(rows[50:], rows, strict=False):
