@@ -208,7 +208,7 @@ def test_a_bad_row_is_named_with_file_and_line(place, capsys):
     assert "maybe" in text
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_bad_row_in_a_real_run_is_the_same_sentence_on_every_rank(place, world_size, monkeypatch):
     with (place / "rows.jsonl").open("a") as file:
         file.write('{"prompt": "a", "completion": "", "label": true}\n')
@@ -251,7 +251,7 @@ def test_nodes_need_no_common_save_path(place):
     assert not (place / "1/out").exists()
 
 
-@pytest.mark.parametrize("folder", ["/proc/nothing", "x" * 300])
+@pytest.mark.parametrize("folder", ["/proc/nothing", pytest.param("x" * 300, marks=pytest.mark.slow)])
 def test_a_save_path_that_cannot_be_written_is_the_same_sentence_on_every_rank(place, folder):
     for code, text in run_ranks(run_to_status, 2, place, flags(place, "--save_path", folder)):
         assert code == 2
@@ -429,20 +429,38 @@ def launch(place, *command, env=None):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
 
 
-def test_the_deepspeed_launcher_starts_ranks_that_share_tokens_and_passes_their_exit_status_on(place):
-    command = ("deepspeed", "--num_gpus", "2", "cli/train_kto.py")
-    argv = flags(place, "--sequence_parallel_size", "2", "--zero_stage", "3")
-    done = launch(place, *command, *argv, env={"WANDB_API_KEY": "SECRET123", "HF_TOKEN": "SECRET123"})
-    assert done.returncode == 0, done.stderr
-    assert "step 3/3" in done.stderr
-    assert lines(place / "out", "train")[0]["loss"] == 0.5
+DEEPSPEED = ("deepspeed", "--num_gpus", "2", "cli/train_kto.py")
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--max_time", "0:00:00:01"], 75, "stopped after step 1 of 3"),  # over when the first step is made
+        pytest.param([], 0, "step 3/3", marks=pytest.mark.slow),
+    ],
+    ids=["stopped", "finished"],
+)
+def test_the_deepspeed_launcher_starts_ranks_that_share_tokens_and_passes_their_exit_status_on(place, more, code, said):
+    argv = flags(place, "--sequence_parallel_size", "2", "--zero_stage", "3", "--ref_mode", "model", "--log_batches")
+    done = launch(place, *DEEPSPEED, *argv, *more, env={"WANDB_API_KEY": "SECRET123", "HF_TOKEN": "SECRET123"})
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    (start,), (first, *_) = lines(place / "out", "run"), lines(place / "out", "train")
+    assert start["world_size"] == 2
+    assert first["loss"] == 0.5
+    assert first["consumed_samples"] == len(batches(place / "out")[0]["rows"]) == 8  # no rank had rows of its own
     written = [p.read_bytes() for p in (place / "out").rglob("*") if p.is_file()]
     assert not any(b"SECRET123" in content for content in [*written, done.stdout.encode(), done.stderr.encode()])
-    wrong = launch(place, *command, *flags(place, "--zero_stage", "9"))
+
+
+@pytest.mark.slow
+def test_the_deepspeed_launcher_passes_the_status_of_a_wrong_flag_on(place):
+    wrong = launch(place, *DEEPSPEED, *flags(place, "--zero_stage", "9"))
     assert wrong.returncode == 2
     assert "--zero_stage" in wrong.stderr
 
 
+@pytest.mark.slow  # the installed command, and a log of one screen, are in test_wheel.py and test_walk.py, too
 def test_torchrun_and_the_installed_command_run_too(place):
     alone = launch(place, BIN / "openkto", "train", *flags(place))
     assert alone.returncode == 0, alone.stderr

@@ -18,10 +18,12 @@ def convert(place, *more):
 @pytest.mark.parametrize(
     ("world_size", "more"),
     [
-        (2, ["--zero_stage", "0"]),
+        pytest.param(2, ["--zero_stage", "0"], marks=pytest.mark.slow),
         (2, ["--zero_stage", "2", "--param_dtype", "bf16"]),
         (3, ["--zero_stage", "3"]),
-        (2, ["--zero_stage", "1", "--param_dtype", "bf16", "--export_dtype", "fp32"]),
+        pytest.param(
+            2, ["--zero_stage", "1", "--param_dtype", "bf16", "--export_dtype", "fp32"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_converted_checkpoint_is_the_model_that_the_run_saved(place, world_size, more):

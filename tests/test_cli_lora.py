@@ -30,7 +30,7 @@ def with_adapter(place, folder):
     return peft.PeftModel.from_pretrained(base, folder)
 
 
-@pytest.mark.parametrize("zero_stage", ["0", *(pytest.param(n, marks=pytest.mark.slow) for n in "12"), "3"])
+@pytest.mark.parametrize("zero_stage", [*(pytest.param(n, marks=pytest.mark.slow) for n in "012"), "3"])
 def test_a_run_leaves_an_adapter_that_peft_loads_with_the_same_numbers(place, zero_stage):
     run_ranks(train.main, 2, place, flags(place, *LORA, "--zero_stage", zero_stage, "--eval_at_start"))
     out = place / "out"
@@ -75,7 +75,13 @@ def test_the_written_run_file_starts_the_same_run_again(place):
 
 @pytest.mark.parametrize(
     "reference",
-    [[], pytest.param(["--ref_mode", "model"], marks=pytest.mark.slow), ["--ref_pretrain", "{place}/model"]],
+    [
+        [],
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (["--ref_mode", "model"], ["--ref_pretrain", "{place}/model"])
+        ),
+    ],
 )
 @pytest.mark.parametrize("zero_stage", [pytest.param("2", marks=pytest.mark.slow), "3"])
 def test_evaluate_takes_an_adapter_and_its_base_is_the_reference(place, reference, zero_stage):
@@ -106,12 +112,14 @@ def test_training_continues_from_an_adapter(place):
     assert mean_chosen(with_adapter(place, further), place) == pytest.approx(last["logps/chosen"], rel=1e-5)
 
 
-MORE = [["--use_dora"], ["--use_rslora"], ["--lora_modules_to_save", "lm_head"]]
+# DoRA and rsLoRA are merged in tests/models/test_merging.py, too.
+MORE = [
+    *(pytest.param([flag], marks=pytest.mark.slow) for flag in ("--use_dora", "--use_rslora")),
+    ["--lora_modules_to_save", "lm_head"],
+]
 
 
-@pytest.mark.parametrize(
-    "more", [MORE[0], pytest.param(MORE[1], marks=pytest.mark.slow), MORE[2]], ids=["dora", "rslora", "whole-head"]
-)
+@pytest.mark.parametrize("more", MORE, ids=["dora", "rslora", "whole-head"])
 def test_a_merged_model_has_the_logits_of_policy_and_adapter(place, more, capsys):
     if "lm_head" in more:
         write_model(place / "model", tie_word_embeddings=True)

@@ -27,7 +27,7 @@ def alone(place):
         (2, [*TENSOR, "--zero_stage", "3"]),
         pytest.param(2, SEQUENCE, marks=pytest.mark.slow),
         pytest.param(4, [*SEQUENCE, "--zero_stage", "3"], marks=pytest.mark.slow),
-        (2, ["--zpg", "2", "--zero_stage", "3", "--ref_mode", "model"]),
+        pytest.param(2, ["--zpg", "2", "--zero_stage", "3", "--ref_mode", "model"], marks=pytest.mark.slow),
     ],
 )
 def test_a_run_evaluates_saves_and_exports_what_one_rank_does(place, alone, world_size, more):
@@ -46,7 +46,7 @@ def test_a_run_evaluates_saves_and_exports_what_one_rank_does(place, alone, worl
     assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("more", [[*TENSOR, "--zero_stage", "3"], SEQUENCE])
+@pytest.mark.parametrize("more", [pytest.param([*TENSOR, "--zero_stage", "3"], marks=pytest.mark.slow), SEQUENCE])
 def test_a_stopped_run_resumes_and_its_checkpoint_becomes_a_model(place, alone, more):
     argv = flags(place, "--eval_at_start", "--load_checkpoint", *more)
     run_ranks(train.main, 2, place, [*argv, "--stop_after_steps", "1"])
@@ -58,7 +58,7 @@ def test_a_stopped_run_resumes_and_its_checkpoint_becomes_a_model(place, alone, 
     assert all(torch.equal(made[name], tensor) for name, tensor in saved.items())
 
 
-@pytest.mark.parametrize("way", [TENSOR, SEQUENCE], ids=["weights", "tokens"])
+@pytest.mark.parametrize("way", [TENSOR, pytest.param(SEQUENCE, marks=pytest.mark.slow)], ids=["weights", "tokens"])
 @pytest.mark.parametrize(
     "more",
     # Some of an adapter's gradients are so near 0 that Adam makes of their round-off steps of its own: 2e-5 of a weight

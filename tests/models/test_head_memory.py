@@ -1,13 +1,8 @@
 """The benchmark of the head's memory keeps its promise: under a quarter of the float32 logits, forward and backward."""
 
-import subprocess
-import sys
-from pathlib import Path
+from benchmarks.head_memory import main
+from tests.ranks import run_ranks
 
 
-def test_log_probs_cost_under_a_quarter_of_the_logits_memory():
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.head_memory"], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_log_probs_cost_under_a_quarter_of_the_logits_memory(tmp_path):
+    assert run_ranks(main, 1, tmp_path) == [0]

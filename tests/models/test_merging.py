@@ -65,6 +65,15 @@ def test_adapters_that_part_a_tied_pair_train_and_merge_as_peft_computes(tmp_pat
     torch.testing.assert_close(logits(whole), logits(theirs), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["use_dora", "use_rslora"])
+def test_adapters_of_other_kinds_merge_as_peft_computes(tmp_path, kind):
+    write_adapter(tmp_path, **{kind: True})
+    merge_adapter(str(tmp_path / "adapter"), byte_tokenizer(), tmp_path / "whole", None)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    with torch.no_grad():
+        torch.testing.assert_close(logits(whole), logits(peft_model(tmp_path)), rtol=0, atol=1e-4)
+
+
 def test_an_adapter_that_leaves_a_tied_pair_alone_leaves_it_tied(tmp_path, caplog):
     write_adapter(tmp_path, target_modules=["q_proj"])
     merge_adapter(str(tmp_path / "adapter"), byte_tokenizer(), tmp_path / "whole", None)

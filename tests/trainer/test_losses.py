@@ -67,21 +67,25 @@ def test_one_rank_equals_the_definition_in_float64(one_rank):
             assert line["rewards/chosen"] == pytest.approx(sum(chosen) / len(chosen), rel=1e-3, abs=1e-5)
 
 
+WAYS = [(1, 0, 1), (2, 0, 2), (3, 1, 1), (2, 2, 1), (3, 3, 1)]  # ranks, ZeRO stage, rows of a micro-batch
+QUICK = {
+    ("kto", 3, 3, 1), ("apo_zero_unpaired", 2, 2, 1), ("kto_length_normalized", 2, 2, 1), ("bco", 3, 3, 1),
+    ("kto_humanline", 2, 2, 1),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("world_size", "zero_stage", "micro"),
+    ("one_rank", "world_size", "zero_stage", "micro"),
     [
-        pytest.param(1, 0, 1, marks=pytest.mark.slow),
-        pytest.param(2, 0, 2, marks=pytest.mark.slow),
-        pytest.param(3, 1, 1, marks=pytest.mark.slow),
-        (2, 2, 1),
-        (3, 3, 1),
+        pytest.param(loss, *way, marks=[] if (loss, *way) in QUICK else pytest.mark.slow)
+        for loss in LOSSES
+        for way in WAYS
     ],
+    indirect=["one_rank"],
 )
 def test_ranks_micro_batches_and_stages_change_nothing(one_rank, world_size, zero_stage, micro, tmp_path):
     # Batches of 4, 4 and 3 over 3 ranks: a rank has no desirable row, no undesirable row, or a dummy alone.
     loss_type, folder, weights = one_rank
-    if loss_type in ("kto", "apo_zero_unpaired") and (world_size, zero_stage) != (3, 3):
-        pytest.skip("the path of these losses is tested in test_invariance.py; here the terms beside them are")
     arguments = (tmp_path, loss_type, MIXED, ROW_WEIGHTS, zero_stage, 4, micro)
     other = run_ranks(train, world_size, tmp_path, *arguments)[0]
     assert_same_lines(lines(folder), lines(tmp_path), {*SAME, "grad_norm"})
@@ -124,7 +128,7 @@ def stopped_and_resumed(folder, loss_type, stop, zero_stage):
     return trainer.run, gather_weights(trainer.model.module.model, torch.float32)
 
 
-@pytest.mark.parametrize("loss_type", ["bco", "kto_humanline"])
+@pytest.mark.parametrize("loss_type", ["bco", pytest.param("kto_humanline", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_bit_equal_shift_and_open_window_included(loss_type, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run, weights = run_ranks(stopped_and_resumed, 2, tmp_path, whole, loss_type, None, 2)[0]

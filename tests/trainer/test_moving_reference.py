@@ -40,7 +40,7 @@ def test_the_reference_is_a_quarter_of_the_policy_on_the_way(tmp_path):
     assert worst(reference, start()) > 1e-3
 
 
-@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.mark.parametrize("zero_stage", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 def test_every_stage_moves_it_alike(tmp_path, zero_stage):
     expected, _ = run_ranks(run_with, 1, tmp_path, tmp_path / "one", 0, None, {})[0]
     reference, _ = run_ranks(run_with, 2, tmp_path, tmp_path / "two", zero_stage, None, {})[0]
@@ -57,7 +57,10 @@ def test_a_move_of_all_the_way_makes_rewards_zero_in_the_next_step(tmp_path):
     assert 0.0 not in rewards[4]
 
 
-@pytest.mark.parametrize(("zero_stage", "ranks", "resumed"), [(2, 2, (2, 2)), (3, 2, (3, 2)), (3, 2, (1, 1))])
+@pytest.mark.parametrize(
+    ("zero_stage", "ranks", "resumed"),
+    [(2, 2, (2, 2)), pytest.param(3, 2, (3, 2), marks=pytest.mark.slow), (3, 2, (1, 1))],
+)
 def test_a_checkpoint_keeps_where_the_reference_is(tmp_path, zero_stage, ranks, resumed):
     whole, _ = run_ranks(run_with, ranks, tmp_path, tmp_path / "whole", zero_stage, None, {})[0]
     run_ranks(run_with, ranks, tmp_path, tmp_path / "cut", zero_stage, 3, {})

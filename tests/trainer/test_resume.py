@@ -30,7 +30,7 @@ from tests.tiny import quiet_args, token_rows
 # ---- exact ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("zero_stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.mark.parametrize("zero_stage", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1)), 2, 3])
 def test_a_resumed_run_is_bit_equal_to_one_never_interrupted(tmp_path, zero_stage):
     # Stops inside an epoch (of 3 steps), at its end, inside an open log line, at a step with an evaluation.
     args = {"logging_steps": 4, "eval_steps": 2, "eval_at_start": True, "log_batches": True}
@@ -53,7 +53,7 @@ def test_every_schedule_resumes_where_it_was(tmp_path, schedule):
     assert rates == [line.get("learning_rate") for line in records(tmp_path / "whole")]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_half_precision_resumes_exactly_too(tmp_path, precision):
     whole = run_ranks(start_in_half, 2, tmp_path, tmp_path / "whole", None, precision)[0]
     run_ranks(start_in_half, 2, tmp_path, tmp_path / "cut", 3, precision)
@@ -111,18 +111,30 @@ PLACES = [(2, 0), (1, 1), (2, 3), (1, 3), (2, 2), (1, 0), (2, 1), (1, 2)]
 MOVES = list(zip(PLACES, [*PLACES[3:], *PLACES[:3]], strict=True))
 
 
-# The first moves are from two ranks to one and back, into and out of ZeRO 3.
-@pytest.mark.parametrize("moves", [MOVES[:4], pytest.param(MOVES[4:], marks=pytest.mark.slow)], ids=["some", "others"])
-def test_a_run_resumes_with_other_ranks_other_stages_and_other_micro_batches(tmp_path, moves):
+def assert_same_losses(folder, whole):
+    for line, expected in zip(records(folder), records(whole), strict=True):
+        assert line["loss"] == pytest.approx(expected["loss"], abs=1e-6), folder
+
+
+def test_a_run_resumes_with_other_ranks_other_stages_and_other_micro_batches(tmp_path):
+    """One run that is at each place for a step: from two ranks to one and back, into and out of ZeRO 3."""
+    whole = train_in_starts(tmp_path, "whole", (2, 2, None))
+    for stop, place in enumerate([(2, 0), (1, 3), (2, 1), (2, 3)], 1):
+        train_in_starts(tmp_path, "cut", (*place, stop), micro=2 + stop % 2)
+    assert worst(whole, train_in_starts(tmp_path, "cut", (1, 2, None), micro=3)) < 1e-6
+    assert_same_losses(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moves", [MOVES[:4], MOVES[4:]], ids=["some", "others"])
+def test_a_run_moves_once_between_two_ranks_stages_and_micro_batches(tmp_path, moves):
     whole = train_in_starts(tmp_path, "whole", (2, 2, None))
     for before, after in moves:
         folder = f"{before}-{after}"
         train_in_starts(tmp_path, folder, (*before, 3))
         resumed = train_in_starts(tmp_path, folder, (*after, None), micro=2)
         assert worst(whole, resumed) < 1e-6, folder
-        pairs = zip(records(tmp_path / folder), records(tmp_path / "whole"), strict=True)
-        for line, expected in pairs:
-            assert line["loss"] == pytest.approx(expected["loss"], abs=1e-6), folder
+        assert_same_losses(tmp_path / folder, tmp_path / "whole")
 
 
 def test_two_parameter_groups_keep_their_decay_and_their_count_of_updates(tmp_path):
@@ -185,7 +197,8 @@ def stopped_in(folder, place):
     return None
 
 
-@pytest.mark.parametrize(("place", "step"), [("step", 1), ("evaluation", 4)])
+# A signal in a step is sent to the whole command, too, in test_cli_resume.py.
+@pytest.mark.parametrize(("place", "step"), [pytest.param("step", 1, marks=pytest.mark.slow), ("evaluation", 4)])
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path, place, step):
     said = run_ranks(stopped_in, 2, tmp_path, tmp_path / "cut", place)
     assert said == [f"SIGUSR1 on rank 1: stopped after step {step} of 6. Start the same command again."] * 2
@@ -264,7 +277,7 @@ def whole_run(tmp_path_factory):
     [
         ("a file", 0),
         ("latest", 0),
-        ("a file", 1),
+        pytest.param("a file", 1, marks=pytest.mark.slow),
         *(pytest.param(point, 0, marks=pytest.mark.slow) for point in ("the manifest", "the place", "the deletion")),
     ],
 )
@@ -652,8 +665,7 @@ def start_lora(folder, zero_stage, stop, checkpointing):
 )
 def test_dropout_in_an_adapter_draws_what_it_would_have_drawn(tmp_path, zero_stage, checkpointing):
     whole = run_ranks(start_lora, 2, tmp_path, tmp_path / "whole", zero_stage, None, checkpointing)[0]
-    run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, 1, checkpointing)
-    run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, 4, checkpointing)
+    run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, 3, checkpointing)
     cut = run_ranks(start_lora, 2, tmp_path, tmp_path / "cut", zero_stage, None, checkpointing)[0]
     assert worst(whole, cut) == 0.0
     assert records(tmp_path / "cut") == records(tmp_path / "whole")

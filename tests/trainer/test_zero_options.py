@@ -98,7 +98,7 @@ def lora_run(folder, zero_stage, zero):
     return train(MIXED, folder, zero_stage, 4, 2, **more)
 
 
-@pytest.mark.parametrize("zero", [HPZ, OFFLOADED], ids=shown)
+@pytest.mark.parametrize("zero", [pytest.param(HPZ, marks=pytest.mark.slow), OFFLOADED], ids=shown)
 def test_an_adapter_trains_the_same(tmp_path, zero):
     one = run_ranks(lora_run, 1, tmp_path, tmp_path / "one", 0, ZeroOptions())[0]
     others = run_ranks(lora_run, 2, tmp_path, tmp_path / "two", 3, zero)[0]
@@ -144,7 +144,7 @@ def optimizer_run(folder, zero_stage, fused):
     return gather_weights(trainer.model.module.model, torch.float32)
 
 
-@pytest.mark.parametrize("zero_stage", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
+@pytest.mark.parametrize("zero_stage", [*(pytest.param(n, marks=pytest.mark.slow) for n in range(3)), 3])
 def test_the_fused_adam_of_gpus_makes_the_same_updates(tmp_path, zero_stage):
     # torch has it on the CPU too; `create_optimizer` asks for it on a GPU alone.
     plain, fused = (
