@@ -27,6 +27,10 @@ class ConfigError(OpenKTOError):
     exit_code = 2
 
 
+class CacheError(ConfigError):
+    """The reference's cache cannot be read or written, or its values are not the reference's: it can do without."""
+
+
 class DataError(OpenKTOError):
     """A data file, or a row in it, is wrong."""
 

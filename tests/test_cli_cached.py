@@ -302,3 +302,26 @@ def test_a_run_says_that_prompts_run_once_and_has_the_numbers_of_one_where_they_
         sentence = "prompts: each runs once for all its completions, without gradient (--share_prompts on)"
         assert (sentence in said) == (choice == "on")
     assert_same_metrics(place / "on", place / "off")
+
+
+def test_a_model_that_cannot_be_loaded_is_one_error_and_no_reason_against_the_cache(place):
+    path = place / "model/model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    del weights["model.norm.weight"]
+    safetensors.torch.save_file(weights, path, {"format": "pt"})
+    ((code, said),) = run_ranks(run_to_status, 1, place, flags(place, *PLAIN, "--ref_mode", "auto"))
+    assert code == 2
+    assert "warning: the reference's cache" not in said
+    assert said.count("the weights must hold every parameter of the configuration") == 1
+
+
+def test_a_models_folder_without_weights_is_refused_before_the_rows_are_read(place):
+    (place / "model/model.safetensors").unlink()
+    ((code, said),) = run_ranks(run_to_status, 1, place, flags(place))
+    assert code == 2
+    (error,) = [line for line in said.splitlines() if f"{place}/model" in line]
+    assert error == (
+        f"error: {place}/model: must hold the model's weights; got no .safetensors and no .bin file there. Copy or "
+        "download the whole model."
+    )
+    assert "tokenised" not in said

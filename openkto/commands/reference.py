@@ -12,7 +12,7 @@ from openkto.commands.reference_cost import cache_tokens, loop_tokens, may_share
 from openkto.config import RunConfig, may_be_cached, trains_adapter
 from openkto.data.cache import default_cache_dir
 from openkto.distributed.strategy import DeepspeedStrategy
-from openkto.errors import ConfigError
+from openkto.errors import CacheError
 from openkto.models.loading import choose_attention
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
@@ -48,8 +48,9 @@ def cached_reference(
         resumed: what the checkpoint that is resumed from keeps of the run.
 
     Raises:
-        ConfigError: the cache cannot be read or written, or its values are not this model's. With --ref_mode auto that
+        CacheError: the cache cannot be read or written, or its values are not this model's. With --ref_mode auto that
             is a warning, and another reference is taken.
+        ConfigError: the reference cannot be loaded or run, which it must be in any mode.
         TrainingError: a log-probability is not finite.
         StopError: on every rank, where any was asked to stop while the cache filled.
     """
@@ -65,7 +66,7 @@ def cached_reference(
                 return None
             cache = chosen
         fill_and_check(cache, config, strategy, model, watchdog, stop)
-    except ConfigError as error:
+    except CacheError as error:
         if config.model.ref_mode != "auto":
             raise
         log.warning("warning: the reference's cache is not used: %s", error)

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from openkto.errors import ConfigError
+from openkto.errors import CacheError
 from openkto.files import delete, delete_leftovers, make_writable, scratch_name, write_flushed
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def read_parts(folder: Path) -> dict[str, Values]:
     """Return every whole part of the folder by its name; a damaged one is removed, and said.
 
     Raises:
-        ConfigError: the folder cannot be read.
+        CacheError: the folder cannot be read.
     """
     parts = {}
     try:
@@ -69,7 +69,7 @@ def make_folder(folder: Path) -> None:
     """Make the folder and see that it can be written, before hours of work are to go there.
 
     Raises:
-        ConfigError: it cannot.
+        CacheError: it cannot.
     """
     try:
         make_writable(folder)
@@ -85,7 +85,7 @@ def read_begun(folder: Path, needs: str, plan: str) -> set[bytes]:
         plan: a name for what decides which values are computed together.
 
     Raises:
-        ConfigError: the folder cannot be read.
+        CacheError: the folder cannot be read.
     """
     try:
         content = (folder / _begun(needs, plan)).read_bytes()
@@ -100,7 +100,7 @@ def write_begun(folder: Path, needs: str, plan: str, short_keys: list[bytes]) ->
     """Note what a fill sets out to compute; see `read_begun`.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        CacheError: the folder cannot be written.
     """
     try:
         _write(folder / _begun(needs, plan), b"".join(short_keys))
@@ -122,7 +122,7 @@ def write_part(folder: Path, about: dict[str, Any], values: Values) -> None:
     """Add a part.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        CacheError: the folder cannot be written.
     """
     buffer = io.BytesIO()
     columns = [pa.array(values.keys(), SCHEMA.field("key").type), pa.array(values.values(), pa.float64())]
@@ -137,9 +137,9 @@ def write_part(folder: Path, about: dict[str, Any], values: Values) -> None:
         raise cannot_use(folder, error) from error
 
 
-def cannot_use(folder: Path, error: OSError) -> ConfigError:
+def cannot_use(folder: Path, error: OSError) -> CacheError:
     """Return the error of a folder that cannot be read or written."""
-    return ConfigError(
+    return CacheError(
         f"--ref_cache_dir: must be a folder that can be read and written; got {folder} ({error.strerror or error}). "
         "Name another, or make room there."
     )

@@ -3,7 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from openkto.errors import CheckpointError, ConfigError, DataError, NoStepError, OpenKTOError, StopError, TrainingError
+from openkto.errors import (
+    CacheError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NoStepError,
+    OpenKTOError,
+    StopError,
+    TrainingError,
+)
 from openkto.masking import masked
 from openkto.process.limits import is_panic
 
@@ -11,7 +20,7 @@ T = TypeVar("T")
 
 # The classes by which an error goes to other ranks: one of its own may not survive the way.
 KINDS: tuple[type[OpenKTOError], ...] = (
-    *(ConfigError, DataError, TrainingError, CheckpointError, NoStepError, StopError),
+    *(CacheError, ConfigError, DataError, TrainingError, CheckpointError, NoStepError, StopError),
     OpenKTOError,
 )
 DIFFERENCES_NAMED = 4

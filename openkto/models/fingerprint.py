@@ -14,7 +14,8 @@ from openkto.models.revision import split_revision
 
 # Weights and what shapes them; a tokenizer shows in the rows that it makes.
 CONFIGS = ("config.json", "adapter_config.json")
-PATTERNS = ("*.safetensors", "*.bin", *CONFIGS)
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+PATTERNS = (*WEIGHT_FILES, *CONFIGS)
 # The names under which weights are looked for, in this order; an index names the files that hold them.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -48,11 +49,23 @@ def fetch(names: list[str]) -> None:
     A cache that holds the whole model serves without a network.
 
     Raises:
-        ConfigError: a model is not whole there and cannot be fetched.
+        ConfigError: a model is not whole there and cannot be fetched, or its folder has no weights.
     """
     for name in names:
-        if not Path(name).is_dir():
+        if Path(name).is_dir():
+            check_weights(name)
+        else:
             _fetch(name)
+
+
+def check_weights(name: str) -> None:
+    """Raise ConfigError for a model's or an adapter's folder without weights; of the Hub's models nothing is known."""
+    folder = Path(name)
+    if folder.is_dir() and not any(True for pattern in WEIGHT_FILES for _ in folder.glob(pattern)):
+        raise ConfigError(
+            f"{name}: must hold the model's weights; got no .safetensors and no .bin file there. Copy or download the "
+            "whole model."
+        )
 
 
 def _fetch(name: str) -> None:

@@ -31,7 +31,7 @@ from openkto.data.log_prob_files import (
     write_part,
 )
 from openkto.distributed.agreement import on_some_ranks
-from openkto.errors import ConfigError, StopError, TrainingError
+from openkto.errors import CacheError, StopError, TrainingError
 from openkto.process.stops import StopRequest
 from openkto.trainer.forwards import is_real
 from openkto.trainer.protocols import Strategy
@@ -61,7 +61,7 @@ class ReferenceCache:
         total_steps: of the training run.
 
     Raises:
-        ConfigError: the folder cannot be read, or is not the same on every rank.
+        CacheError: the folder cannot be read, or is not the same on every rank.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ReferenceCache:
         own = read_named(self.folder, names) if parts is None else _together(parts.values())
         lacking = [rank for rank, lacks in enumerate(self.strategy.gather_objects(own is None)) if lacks]
         if own is None or lacking:
-            raise ConfigError(
+            raise CacheError(
                 f"--ref_cache_dir: must be a folder that all nodes share; got {self.folder}, where rank {lacking[0]} "
                 "finds other files than rank 0. Name one that is, or start again if another run was writing it."
             )
@@ -148,7 +148,7 @@ class ReferenceCache:
         Raises:
             StopError: any rank was asked to stop.
             TrainingError: a log-probability is not finite.
-            ConfigError: the folder cannot be written.
+            CacheError: the folder cannot be written.
         """
         if self.num_missing == 0:
             self._end()
@@ -226,7 +226,7 @@ class ReferenceCache:
     def _raise_failure(failures: list[str | None]) -> None:
         for failure in failures:
             if failure is not None:
-                raise ConfigError(failure)
+                raise CacheError(failure)
 
 
 class _Todo(NamedTuple):
@@ -279,7 +279,7 @@ class _Writer:
         if self.is_first and self.values and self.failure is None:
             try:
                 write_part(self.folder, self.about, self.values)
-            except ConfigError as error:
+            except CacheError as error:
                 self.failure = str(error)
             self.written += len(self.values)
         self.values, self.last = {}, time.monotonic()

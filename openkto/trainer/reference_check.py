@@ -15,7 +15,7 @@ from openkto.batches.batch import IntArray
 from openkto.batches.loader import KTODataLoader
 from openkto.batches.micro_batch import cut_pairs
 from openkto.batches.pairs import sequence_key
-from openkto.errors import ConfigError
+from openkto.errors import CacheError
 from openkto.trainer.forwards import is_real
 from openkto.trainer.reference import CachedReference, ModelReference
 from openkto.trainer.reference_cache import ReferenceCache
@@ -32,7 +32,7 @@ def check_values(cache: ReferenceCache, model: Any, between: Callable[[], None])
     """Compare a sample of the values that were read with the model's, before `fill` adds to them. All ranks call it.
 
     Raises:
-        ConfigError: they are not this model's.
+        CacheError: they are not this model's.
     """
     found_SC = np.zeros((0, 4))
     for loader, needed_P2 in zip(cache.loaders, cache.needed, strict=True):
@@ -47,7 +47,7 @@ def check_values(cache: ReferenceCache, model: Any, between: Callable[[], None])
     bad_S = ~(apart_S <= allowed_S)
     if bad_S.any():
         worst = int(np.argmax(apart_S / allowed_S))
-        raise ConfigError(
+        raise CacheError(
             f"--ref_cache_dir {cache.folder}: its log-probabilities must be the reference model's; got "
             f"{cached_S[worst]:.6g} nats where the model gives {fresh_S[worst]:.6g} (row {int(row_S[worst])}), and "
             f"{int(bad_S.sum())} of {len(bad_S)} checked are off. Delete that folder to compute them again."
