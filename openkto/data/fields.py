@@ -26,9 +26,19 @@ def top_name(record: dict[str, object], path: str) -> str:
     return next((name for name in names if name in record), steps[0])
 
 
+def is_missing(value: object) -> bool:
+    """Return whether a value is null, or what pandas and numpy write in its place: NaN, NaT, NA."""
+    if value is None or isinstance(value, (str, list, dict)):
+        return value is None
+    try:
+        return bool(value != value)
+    except (TypeError, ArithmeticError):  # pandas' NA is neither itself nor another; a decimal may be no number
+        return True
+
+
 def is_empty(value: object) -> bool:
-    """Return whether a value says nothing: null, an empty text, list or object."""
-    return value is None or (isinstance(value, (str, list, dict)) and not value)
+    """Return whether a value says nothing: a missing one, an empty text, list or object."""
+    return is_missing(value) or (isinstance(value, (str, list, dict)) and not value)
 
 
 def words_of(name: str) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from openkto.data.fields import find, is_empty, top_name, words_of
+from openkto.data.fields import find, is_empty, is_missing, top_name, words_of
 from openkto.data.messages import ROLES, as_list, unpacked
 from openkto.data.not_rows import check_is_a_row
 from openkto.data.problems import BadRow
@@ -103,7 +103,7 @@ def labelled_turns(record: dict[str, object], prompt_key: str | None, label_key:
     messages = as_list(unpacked(values[0])) if values else []
     if not isinstance(messages, list):
         return []
-    return [i for i, m in enumerate(messages) if isinstance(m, dict) and any(v is not None for v in find(m, label_key))]
+    return [i for i, m in enumerate(messages) if isinstance(m, dict) and not all(map(is_missing, find(m, label_key)))]
 
 
 def likely(record: dict[str, object], names: Sequence[str]) -> str | None:

@@ -14,7 +14,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from openkto.data.fields import words_of
+from openkto.data.fields import is_missing, words_of
 from openkto.data.problems import OR_SKIP, BadRow, data_error, shorten
 from openkto.errors import DataError
 
@@ -91,7 +91,7 @@ class LabelReader:
         """Return whether a label says desirable, or None for a row to leave out; raises BadRow."""
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, Decimal):
+        if isinstance(value, Decimal) and not is_missing(value):
             value = float(value)
         if self._meanings is not None:
             return self._mapped(place, value, self._meanings)
@@ -101,7 +101,7 @@ class LabelReader:
         if found is None:
             if self._conventions <= {ZERO_ONE, PLUS_MINUS} and _is_score(value):
                 raise self._scores(place, value)
-            raise BadRow(place, "label", f"{self._name} {RULE}", shorten(value), _cure(value))
+            raise BadRow(place, "label", f"{self._name} {RULE}", _quoted(value), _cure(value))
         is_desirable, conventions = found
         if self._is_undesirable_name and (WORDS not in conventions or str(value).strip().casefold() in _WHETHER):
             raise self._opposite(place, value)
@@ -127,7 +127,7 @@ class LabelReader:
             "Read scores with --label_threshold, such as --label_threshold 4 2 (desirable from 4, undesirable up to 2),"
             " or say what each number means, such as --label_map 1=true 0=none -1=false."
         )
-        return data_error(place, rule, shorten(value) + beside, cure)
+        return data_error(place, rule, _quoted(value) + beside, cure)
 
     def _opposite(self, place: str, value: object) -> DataError:
         """Return the error for a column of undesirable marks, of which 1 would be read as desirable."""
@@ -142,14 +142,14 @@ class LabelReader:
         key = _plain(value)
         if key not in meanings:
             rule = f"{self._name} must be one that --label_map names ({', '.join(list(meanings)[:12])})"
-            raise BadRow(place, "label", rule, shorten(value), "Add it, as VALUE=true, VALUE=false or VALUE=none.")
+            raise BadRow(place, "label", rule, _quoted(value), "Add it, as VALUE=true, VALUE=false or VALUE=none.")
         return meanings[key]
 
     def _compared(self, place: str, value: object) -> bool | None:
-        if value is None or value == "":
+        if is_missing(value) or value == "":
             return None
         number = None if isinstance(value, bool) else as_number(value)
-        if number is None or math.isnan(number):
+        if number is None:
             rule = f"{self._name} must be a number to be read by --label_threshold"
             raise BadRow(place, "label", rule, shorten(value))
         if number >= max(self._threshold):
@@ -162,7 +162,7 @@ def _plain(value: object) -> str:
     """Return a label as --label_map compares it: 1.0 is 1, True is true, null is null, Good is good."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return "null" if value is None else str(value).strip().casefold()
+    return "null" if is_missing(value) else str(value).strip().casefold()
 
 
 def as_number(value: object) -> float | None:
@@ -183,6 +183,15 @@ def as_number(value: object) -> float | None:
 def _is_score(value: object) -> bool:
     number = None if isinstance(value, bool) else as_number(value)
     return number is not None and not math.isnan(number)
+
+
+def _quoted(value: object) -> str:
+    """Return a label as its file has it: NaN and Infinity as in JSON, of which Python's reader takes them."""
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if isinstance(value, float) and math.isinf(value):
+        return f"{'-' if value < 0 else ''}Infinity, or a number too large for a float"
+    return shorten(value)
 
 
 def _cure(value: object) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from openkto.data.fields import find, is_empty
+from openkto.data.fields import find, is_empty, is_missing
 from openkto.data.formats import (
     LABEL_NAMES,
     MEDIA_KEYS,
@@ -124,7 +124,7 @@ class RowReader:
             self._labels[file, key] = reader
         label = reader.read(place, value)
         if label is None:
-            self.left_out[NO_LABEL if value in (None, "") else LEFT_OUT_BY_SETTING] += 1
+            self.left_out[NO_LABEL if is_missing(value) or value == "" else LEFT_OUT_BY_SETTING] += 1
         self._has_read_labels = True
         return label
 
@@ -133,13 +133,13 @@ class RowReader:
         if found.counter_key is not None:
             return self._read_opposites(place, file, record, key, found.counter_key)
         values = find(record, key)
-        if found.shape is not None and all(value is None for value in values):
+        if found.shape is not None and all(map(is_missing, values)):
             self.left_out[NO_LABEL] += 1
             return None
         given = self._one_label(place, record, key, values)
         label = self._label(place, file, key, given)
         other = {"label": "kto_tag", "kto_tag": "label"}.get(key)
-        if self._settings.label_key != "label" or other is None or record.get(other) is None:
+        if self._settings.label_key != "label" or other is None or is_missing(record.get(other)):
             return label
         if self._label(place, file, other, record[other]) != label:
             rule = "label and kto_tag must say the same"
@@ -155,8 +155,8 @@ class RowReader:
             name = likely(record, LABEL_NAMES)
             cure = "Name the field with the label with --label_key" + (f", likely --label_key {name}." if name else ".")
             raise BadRow(place, "missing field", rule, got, cure)
-        values = [None if value != value else value for value in values]  # NaN is how pandas writes a missing one
-        if any(value != values[0] for value in values):
+        said = [None if is_missing(value) else value for value in values]
+        if any(value != said[0] for value in said):
             rule = f"the labels at {key} must say the same"
             cure = "Name one with --label_key, with a number or name for each *, or leave such rows out."
             raise BadRow(place, "several labels", rule, ", ".join(shorten(value, 20) for value in values[:6]), cure)

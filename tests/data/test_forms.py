@@ -2,6 +2,7 @@
 
 import logging
 
+import pandas as pd
 import pytest
 
 from openkto.data.dataset import UnpairedPreferenceDataset
@@ -301,6 +302,23 @@ def test_a_missing_label_as_pandas_writes_it_is_a_missing_label():
     rows, reader = read({**TABLE[0], "label": 5.0}, with_nan, label_threshold=(4.0,))
     assert [row.label for row in rows] == [True]
     assert reader.left_out == {"without a label": 1}
+    assert "got NaN" in error_of(with_nan)
+    assert "got <NA>" in error_of({**TABLE[0], "label": pd.NA})
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA], ids=repr)
+def test_a_missing_label_beside_another_or_in_a_turn_says_nothing(missing):
+    assert [row.label for row in read({**TABLE[0], "label": True, "kto_tag": missing})[0]] == [True]
+    texts_only = {"prompt": "q", "completion": "a"}
+    rows, reader = read(
+        {**texts_only, "thumbs_up": missing, "thumbs_down": True},
+        {**texts_only, "thumbs_up": missing, "thumbs_down": missing},
+        label_key="thumbs_up",
+    )
+    assert ([row.label for row in rows], reader.left_out) == ([False], {"without a label": 1})
+    said = [("user", "q", missing), ("assistant", "a", missing), ("user", "r", missing), ("assistant", "b", True)]
+    turns = [{"role": role, "content": text, "label": label} for role, text, label in said]
+    assert [row.label for row in read({"messages": turns})[0]] == [True]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from openkto.data.json_files import parse_json
 from openkto.data.labels import LabelReader
 from openkto.data.problems import BadRow
 from openkto.errors import DataError
@@ -35,6 +37,32 @@ def test_anything_else_is_an_error_with_its_place_and_value(value):
     assert message.startswith("data/train.jsonl:17: label must be true or false, 1 or 0, 1 or -1, or a word such as")
     assert message.endswith(", or pass --on_bad_rows skip to leave such rows out.")
     assert caught.value.kind == "label"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("NaN", "got NaN. Fix the row, or pass --on_bad_rows skip"),
+        ("null", "got None. Fix the row, or"),
+        ("Infinity", "got Infinity, or a number too large for a float. Read scores with"),
+        ("-1e999", "got -Infinity, or a number too large for a float. Read scores with"),
+        ('"nan"', "got 'nan'. Say what other words mean with --label_map"),
+    ],
+)
+def test_a_label_that_is_no_number_is_said_as_the_file_has_it(value, says):
+    with pytest.raises(DataError) as caught:
+        LabelReader().read("f:1", parse_json(value))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "missing", [None, float("nan"), np.float32("nan"), Decimal("NaN"), Decimal("sNaN"), pd.NA, pd.NaT], ids=repr
+)
+def test_a_label_that_is_missing_in_any_librarys_way_is_one_that_is_missing(missing):
+    with pytest.raises(BadRow, match="label must be true or false"):
+        LabelReader().read("f:1", missing)
+    assert LabelReader({"null": None, "1": True}).read("f:1", missing) is None
+    assert LabelReader(threshold=(4.0,)).read("f:1", missing) is None
 
 
 def test_a_label_that_is_an_object_is_named_by_the_field_inside_it():
@@ -120,8 +148,8 @@ def test_a_map_says_what_values_mean_and_nothing_else_does():
 def test_a_threshold_reads_scores(threshold, expected):
     reader = LabelReader(threshold=threshold)
     assert [reader.read("f:1", score) for score in (1, "2", 3.0, "4.0", 5)] == expected
-    assert reader.read("f:1", None) is None
-    for value in (True, "good", float("nan")):
+    assert reader.read("f:1", None) is reader.read("f:1", float("nan")) is None
+    for value in (True, "good"):
         with pytest.raises(BadRow, match="label must be a number to be read by --label_threshold"):
             reader.read("f:1", value)
 
