@@ -1,5 +1,6 @@
 """`openkto <command>`, `python -m openkto <command>` and `deepspeed --module openkto <command>`."""
 
+import difflib
 import sys
 
 from openkto import __version__
@@ -52,9 +53,9 @@ def dispatch(argv: list[str]) -> None:
         print(f"openkto {__version__}")
         return
     if words[0] not in COMMANDS:
-        raise ConfigError(
-            f"openkto: the command must be one of {', '.join(COMMANDS)}; got {words[0]}. Name one of them."
-        )
+        nearest = difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.5)
+        cure = f"The most similar name is {nearest[0]}." if nearest else "Name one of them."
+        raise ConfigError(f"openkto: the command must be one of {', '.join(COMMANDS)}; got {words[0]}. {cure}")
     COMMANDS[words[0]](launcher + words[1:])
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from openkto.config import DataConfig, RunConfig, policy_name
 from openkto.config.flags import parse
 from openkto.config.run_options import RunOptions
+from openkto.data.report import some_rows
 from openkto.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _samples(
 
 def table(found: "Inspection") -> str:
     """Return what fits a terminal: the figures, then a line for each finding with its first rows."""
-    lines = [f"{found.rows_read} rows read, {found.rows_kept} to train on: {found.name}", ""]
+    lines = [f"{some_rows(found.rows_read)} read, {found.rows_kept} to train on: {found.name}", ""]
     lines += [f"classes: {found.balance}"]
     if found.balance_warning:
         lines.append(f"warning: {found.balance_warning}")
@@ -178,7 +179,7 @@ def table(found: "Inspection") -> str:
         if finding.is_warning:
             lines += [f"    {row}" for row in finding.first]
     for reason, count in found.unlabelled.items():
-        lines.append(f"note: left out: {count} rows {reason}.")
+        lines.append(f"note: left out: {some_rows(count)} {reason}.")
     if not any(finding.is_warning for finding in found.findings):
         lines.append("nothing else to warn of." if found.balance_warning else "nothing to warn of in the rows.")
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from openkto.config import (
     learning_rate_of,
 )
 from openkto.data.dataset import UnpairedPreferenceDataset
+from openkto.data.report import some_rows
 from openkto.trainer.schedule import rates_of_run, total_steps, warmup_steps
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ def say_outlook(config: RunConfig, rows: UnpairedPreferenceDataset) -> None:
     log.info("%s", describe_tokens(rows))
     repeated = num_repeated(rows)
     if repeated:
-        log.info("data: %d rows repeat another row's prompt, completion and label", repeated)
+        log.info("data: doubles: %s with another row's prompt, completion and label", some_rows(repeated))
     log.info("%s", describe_steps(config, len(rows)))
     log.info("%s", describe_checkpoints(config))
     warn_of_outlook(config, rows)

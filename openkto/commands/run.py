@@ -132,6 +132,8 @@ def _set_up_logging(*, is_verbose: bool) -> None:
     handler.setFormatter(MaskedFormatter("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("openkto").setLevel(level if os.environ.get("RANK", "0") == "0" else logging.ERROR)
+    # It has a handler of its own, so each of its lines would come twice.
+    logging.getLogger("huggingface_hub").propagate = False
     if not is_verbose:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # These two set the levels of their loggers themselves, when they are imported.

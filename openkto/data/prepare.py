@@ -21,7 +21,7 @@ from openkto.data.cache import REPORT_FILE, ROWS_FILE
 from openkto.data.holdout import DIGEST_BYTES, prompt_digest
 from openkto.data.numbered import NumberedRows, characters_of
 from openkto.data.problems import BadRow, Findings, data_error, shorten
-from openkto.data.report import bad_rows
+from openkto.data.report import bad_rows, some_rows
 from openkto.data.row import Row, RowSettings
 from openkto.data.sources import Source
 from openkto.data.tokenize import RowTokenizer, TokenizedRow
@@ -120,11 +120,11 @@ class Preparation:
         self._counts.findings = self._findings.lines()
         (folder / REPORT_FILE).write_text(json.dumps(asdict(self._counts)), encoding="utf-8")
         seconds = time.monotonic() - self._started
-        logger.info("tokenised %d rows in %.1f s (%.0f rows/s)", rows, seconds, rows / max(seconds, 1e-9))
+        logger.info("tokenised %s in %.1f s (%.0f rows/s)", some_rows(rows), seconds, rows / max(seconds, 1e-9))
 
     def _nothing_left(self, name: str) -> DataError:
         kinds = [bad_rows(count, kind) for kind, count in self._skipped.items()]
-        kinds += [f"{count} rows {reason}" for reason, count in self._unlabelled.items()]
+        kinds += [f"{some_rows(count)} {reason}" for reason, count in self._unlabelled.items()]
         first = next(iter(self._counts.first_skipped.values()), "")
         cure = f"The first bad row: {first}" if first else "Name the field with the labels with --label_key."
         return data_error(name, "at least one row must be left", ", ".join(kinds), cure)

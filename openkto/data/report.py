@@ -35,6 +35,11 @@ class DataReport:
     contradicting: list[int]  # texts labelled both ways, their rows, the numbers of the first two; else nothing
 
 
+def some_rows(count: int) -> str:
+    """Say how many rows there are."""
+    return f"{count} row{'' if count == 1 else 's'}"
+
+
 def bad_rows(count: int, kind: str) -> str:
     """Say how many bad rows of a kind there are."""
     return f"{count} bad row{'s' if count > 1 else ''} ({kind})"
@@ -46,7 +51,7 @@ def say(report: DataReport, max_len: int, *, with_source: bool = True) -> None:
     Args:
         with_source: also log what is known of all rows of the source, of which these may be a part.
     """
-    logger.info("data: %d rows: %d desirable, %d undesirable", report.kept, report.desirable, report.undesirable)
+    logger.info("data: %s: %d desirable, %d undesirable", some_rows(report.kept), report.desirable, report.undesirable)
     by_class = {
         f"cut at max_len {max_len}": (report.cut_desirable, report.cut_undesirable),
         f"left out, too long for max_len {max_len}": (report.left_out_desirable, report.left_out_undesirable),
@@ -62,7 +67,7 @@ def _say_source(report: DataReport) -> None:
     for line in report.findings:
         logger.info("data: %s", line)
     for reason, count in report.unlabelled.items():
-        logger.info("data: left out %d rows %s", count, reason)
+        logger.info("data: left out %s %s", some_rows(count), reason)
     if report.contradicting:
         texts, rows, first, second = report.contradicting
         are = "text is" if texts == 1 else "texts are"
@@ -79,12 +84,12 @@ def _say_source(report: DataReport) -> None:
     }
     for what, count in notes.items():
         if count:
-            logger.info("data: %d rows: %s", count, what)
+            logger.info("data: %s: %s", some_rows(count), what)
     for kind, count in report.notes.items():
         if kind in WARNINGS:
-            logger.warning("warning: data: %d rows: %s", count, WARNINGS[kind])
+            logger.warning("warning: data: %s: %s", some_rows(count), WARNINGS[kind])
         else:
-            logger.info("data: %d rows: %s", count, INFORMATION[kind])
+            logger.info("data: %s: %s", some_rows(count), INFORMATION[kind])
     if report.unread:
         more = ", ..." if len(report.unread) > 12 else ""
         logger.info("data: fields that are not read: %s%s", ", ".join(report.unread[:12]), more)

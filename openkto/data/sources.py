@@ -215,8 +215,8 @@ def _missing(path: Path, name: str) -> Exception:
             name, "must be an existing file", f"a folder that does not exist, {path.parent}", "Correct the path."
         )
     files = [entry.name for entry in path.parent.iterdir()]
-    nearest = difflib.get_close_matches(path.name, files, n=1, cutoff=0.0)
-    cure = f"The nearest name there is {path.parent / nearest[0]}." if nearest else f"{path.parent} is empty."
+    nearest = difflib.get_close_matches(path.name, files, n=1, cutoff=0.5)
+    cure = f"The nearest name there is {path.parent / nearest[0]}." if nearest else "Correct the name."
     return data_error(name, "must be an existing file", "no such file", cure)
 
 

@@ -243,7 +243,7 @@ def load_tokenizer(pretrain: str, *, use_fast: bool = True, trust_remote_code: b
             raise
         check_tokenizer_files(repository)
         raise ConfigError(
-            f"{pretrain}: cannot load the tokenizer: {_first_line(error)} "
+            f"{pretrain}: cannot load the tokenizer: {_why(pretrain, error)} "
             "Check that the folder holds the model's tokenizer files."
         ) from error
 
@@ -278,8 +278,12 @@ def _cannot_load(pretrain: str, error: Exception) -> str:
             f"{pretrain}: the model comes with Python code of its own, which is not run unasked. "
             "Pass --trust_remote_code if you trust its author."
         )
-    why = _first_line(error)
-    return f"{pretrain}: cannot load the model: {why} Check the name, the files and the versions."
+    return f"{pretrain}: cannot load the model: {_why(pretrain, error)} Check the name, the files and the versions."
+
+
+def _why(pretrain: str, error: BaseException) -> str:
+    is_local = Path(split_revision(pretrain)[0]).exists()
+    return ("" if is_local else "there is no such folder here, and from the Hub: ") + _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

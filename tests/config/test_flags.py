@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openkto.__main__ import COMMANDS, overview
+from openkto.__main__ import COMMANDS, dispatch, overview
 from openkto.config.flags import parse
 from openkto.errors import ConfigError
 
@@ -169,6 +169,8 @@ SENTENCES = [
     ("-beta 1", "-beta: must be a flag of openkto train; got an unknown one. The most similar name is --beta."),
     ("--beta", "--beta: needs a value; got none. Give one; write --beta=VALUE if it begins with a dash."),
     ("--beta 1 stray", "command line: a value must follow its flag; got 'stray'. See --help."),
+    ("--beta 1 run.yaml", "command line: a value must follow its flag; got 'run.yaml'. "
+     "Write --config run.yaml for a file of settings."),
     ("--beta x", "--beta: must be a number above 0; got 'x'. Correct it, or leave it out."),
     ("--beta 0", "--beta: must be a number above 0; got '0'. Correct it, or leave it out."),
     ("--beta nan", "--beta: must be a number above 0; got 'nan'. Correct it, or leave it out."),
@@ -566,6 +568,13 @@ def test_yaml_written_by_other_tools_is_read(tmp_path):
     file.write_text(yaml.safe_dump({"pretrain": "m", "dataset": ["a"], "learning_rate": 1e-7, "wandb_run_name": "007"}))
     config, _ = parse(["--config", str(file)], "train")
     assert (config.optim.learning_rate, config.output.wandb_run_name) == (1e-7, "007")
+
+
+def test_a_mistyped_command_is_answered_with_the_most_similar_one():
+    with pytest.raises(ConfigError, match=r"; got trian\. The most similar name is train\."):
+        dispatch(["trian"])
+    with pytest.raises(ConfigError, match=r"; got zzz\. Name one of them\."):
+        dispatch(["zzz"])
 
 
 def test_help_says_in_a_line_what_each_command_does():

@@ -359,8 +359,8 @@ def test_what_was_special_is_counted_and_said(caplog):
     with caplog.at_level(logging.INFO):
         report = make(data, tokenizer=metaspace_tokenizer()).report
     assert (report.merged, report.special_markup, report.template_differs) == (1, 1, 0)
-    assert "data: 1 rows: the tokenizer merges over the boundary" in caplog.text
-    assert "data: 1 rows: a text holds the markup of a special token" in caplog.text
+    assert "data: 1 row: the tokenizer merges over the boundary" in caplog.text
+    assert "data: 1 row: a text holds the markup of a special token" in caplog.text
 
 
 def test_the_preview_shows_given_labels_and_the_exact_completion():
@@ -453,7 +453,7 @@ def test_what_became_of_text_prompts_and_fields_nobody_reads_are_counted_and_sai
         report = make(data, tokenizer=byte_tokenizer()).report
     assert (report.notes, report.unread) == ({"wrapped": 4, "repeats the prompt": 1}, ["source"])
     assert "data: 4 rows: the prompt is a plain text and goes through the chat template" in caplog.text
-    assert "warning: data: 1 rows: the completion begins with its own prompt" in caplog.text
+    assert "warning: data: 1 row: the completion begins with its own prompt" in caplog.text
     assert "data: fields that are not read: source" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):

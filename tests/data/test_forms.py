@@ -262,7 +262,7 @@ def test_a_threshold_reads_stars_and_says_what_is_left_out(caplog):
         dataset = dataset_of(rows, byte_tokenizer(), label_threshold=(4, 2))
     assert dataset.labels.tolist() == [False, False, True, True]
     assert dataset.rows.tolist() == [0, 1, 3, 4]
-    assert "left out 1 rows with a label that --label_map or --label_threshold leaves out" in caplog.text
+    assert "left out 1 row with a label that --label_map or --label_threshold leaves out" in caplog.text
 
 
 def test_nothing_but_unrated_rows_is_an_error_with_the_count():

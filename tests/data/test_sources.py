@@ -69,6 +69,7 @@ def test_a_missing_file_names_the_nearest(tmp_path, write_lines):
         f"{tmp_path}/trian.jsonl: must be an existing file; got no such file."
         f" The nearest name there is {tmp_path}/train.jsonl."
     )
+    assert error_of(tmp_path / "zzz").endswith("got no such file. Correct the name.")
 
 
 def test_a_missing_folder_is_named(tmp_path):

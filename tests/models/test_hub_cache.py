@@ -148,7 +148,7 @@ def test_an_adapter_names_its_base_models_revision_and_is_put_on_it_again(two_ve
 
 
 def test_a_revision_that_the_cache_lacks_is_refused_with_its_name(two_versions):
-    with pytest.raises(ConfigError, match="some/model@v9: cannot load the model"):
+    with pytest.raises(ConfigError, match="some/model@v9: cannot load the model: there is no such folder here, and"):
         load_config("some/model@v9")
     with pytest.raises(ConfigError, match="some/model@v9: must be a model's folder, or be on the Hub or whole in its"):
         fetch(["some/model@v9"])
