@@ -151,8 +151,10 @@ def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:
     """Return the flags by name; `--help` and `--version` print and exit with 0."""
     parser = parser_of(command)
     _check_names(argv, command)
+    # argparse takes -1=false of --label_map for a flag, and not what begins with a blank.
+    words = [f" {word}" if re.match(r"-[\d.]+=", word) else word for word in argv]
     try:
-        found, strays = parser.parse_known_args(argv)
+        found, strays = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         missing = re.match(r"argument --(\w+): expected", str(error))
         if missing:
@@ -175,7 +177,9 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
         usage=f"openkto {command} [--config FILE] "
         f"{' '.join(f'[--{name} {USAGE[name]}]' for name in REQUIRED[command])} [--flag value ...]",
         description=DESCRIPTIONS[command],
-        epilog="A boolean flag needs no value; true or false may follow it. Every setting is also a key in YAML.",
+        epilog="A boolean flag needs no value; true or false may follow it. Every setting is also a key in YAML. "
+        "Most runs need few: --pretrain, --dataset, --save_path, and of a table --input_key, --output_key and "
+        "--label_key; docs/settings.md says what to choose.",
         argument_default=argparse.SUPPRESS,  # only what is given
         allow_abbrev=False,
         exit_on_error=False,

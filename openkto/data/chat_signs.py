@@ -10,6 +10,8 @@ from openkto.data.notes import Note
 # How transcripts and other models' templates mark whose turn it is, at the start of a line or as a token.
 TRANSCRIPT = re.compile(r"(?im)^\s*(?:#+\s*)?(?:user|human|assistant|instruction|response|q|a)\s*:")
 MARKUP = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|\[INST\]|<start_of_turn>|<\|(?:user|assistant|system)\|>")
+NEXT_SPEAKER = re.compile(r"(?i)(?:^|\n)\W*(?:assistant|ai|bot|gpt)\W*:\W*$")
+SPEAKER = re.compile(r"(?i)\s*\W{0,3}(?:user|human|assistant|ai|bot|gpt)\W{0,3}?:")
 LEAST_TURNS = 2  # lines that begin so
 # How the makers of chat models mark them in their names.
 CHAT_NAME = re.compile(r"(?i)(?:^|[-_.])(?:chat|instruct|it|sft|dpo)(?:$|[-_.])")
@@ -22,6 +24,13 @@ def signs_in(prompt: str | list[Message]) -> tuple[Note, ...]:
     if isinstance(prompt, str) and (has_markup or len(TRANSCRIPT.findall(prompt)) >= LEAST_TURNS):
         return ("looks like a chat",)
     return ("foreign markup",) if has_markup else ()
+
+
+def signs_of_transcript(prompt: str, completion: object) -> tuple[Note, ...]:
+    """Return what a text prompt that becomes a message, and its answer, show of a transcript they were cut from."""
+    notes: tuple[Note, ...] = ("asks as a transcript",) if NEXT_SPEAKER.search(prompt) else ()
+    has_mark = isinstance(completion, str) and SPEAKER.match(completion)
+    return (*notes, "answers as a transcript") if has_mark else notes
 
 
 def seems_to_chat(tokenizer: Any) -> bool:

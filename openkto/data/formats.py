@@ -132,6 +132,11 @@ def _by_keys(place: str, record: dict[str, object], settings: RowSettings) -> Fo
     is_dialogue = bool(prompt) and isinstance(as_list(unpacked(prompt[0])), list)
     if settings.output_key is None and "completion" not in record and is_dialogue:
         return Format("conversation", prompt_key)
+    if settings.output_key is None and "completion" not in record:
+        name = likely({key: None for key in record if key != prompt_key}, COMPLETION_NAMES)
+        cure = "Name the field with the answer with --output_key" + (f", likely --output_key {name}." if name else ".")
+        rule = "the answer must have a field, or stand as the last of a list of messages"
+        raise BadRow(place, "unknown format", rule, f"the fields {field_names(record)}", cure)
     return Format("unpaired", prompt_key, settings.output_key or "completion")
 
 
@@ -229,6 +234,11 @@ def _unknown(place: str, record: dict[str, object]) -> BadRow:
         "--output_key": likely(record, COMPLETION_NAMES),
         "--label_key": likely(record, LABEL_NAMES),
     }
+    dialogue = next((key for key, value in record.items() if isinstance(unpacked(value), list)), None)
+    if dialogue is not None:
+        names = {"--input_key": dialogue, "--label_key": names["--label_key"]}
     advice = " ".join(f"{flag} {name}" for flag, name in names.items() if name is not None)
+    if advice == "--label_key label":
+        advice = ""  # it is read already
     cure = f"Name the fields with --input_key, --output_key and --label_key{f', likely {advice}' if advice else ''}."
     return BadRow(place, "unknown format", rule, f"the fields {field_names(record)}", cure)

@@ -19,6 +19,8 @@ Note = Literal[
     "template missing",
     "looks like a chat",
     "foreign markup",
+    "asks as a transcript",
+    "answers as a transcript",
 ]
 
 # What is worth a warning is so because training continues with something that inference is unlikely to see.
@@ -32,6 +34,10 @@ WARNINGS: dict[str, str] = {
     " --apply_chat_template for prompts of one turn",
     "foreign markup": "the prompt holds the markup of a chat template that is not this tokenizer's, which it reads as"
     " plain text; give messages in its place",
+    "asks as a transcript": "the prompt ends with the mark of the next speaker (Assistant:), and all of it goes into"
+    " one user message; give messages in its place",
+    "answers as a transcript": "the completion begins with the mark of a speaker (Assistant: or User:), which the model"
+    " learns to write; leave it out",
     "wrapped twice": "the prompt already holds the chat template's markup and was wrapped in it again, as"
     " --apply_chat_template asks; leave the flag out to take such prompts as they are",
     "tools left out": "the chat template does not render the field tools: the model sees no description of them, here"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from openkto.data.chat_signs import signs_in
+from openkto.data.chat_signs import signs_in, signs_of_transcript
 from openkto.data.fields import find
 from openkto.data.messages import (
     Message,
@@ -100,6 +100,8 @@ class RowMaker:
                 notes = notes if form == "already rendered" else (*notes, *signs_in(prompt))
                 return self._text_row(place, record, prompt, completion, label, weight, notes)
             notes = (*notes, "wrapped", *(() if form == "wrapped" else (form,)))
+            if form == "wrapped":
+                notes = (*notes, *signs_of_transcript(prompt, completion))
             if isinstance(completion, str) and completion.startswith(" ") and not completion[1:2].isspace():
                 completion = completion[1:]  # it joined two plain texts; a turn begins without it
             prompt = [{"role": "user", "content": prompt}]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openkto.__main__ import COMMANDS, dispatch, overview
+from openkto.config.data_checks import label_meanings
 from openkto.config.flags import parse
 from openkto.errors import ConfigError
 
@@ -568,6 +569,11 @@ def test_yaml_written_by_other_tools_is_read(tmp_path):
     file.write_text(yaml.safe_dump({"pretrain": "m", "dataset": ["a"], "learning_rate": 1e-7, "wandb_run_name": "007"}))
     config, _ = parse(["--config", str(file)], "train")
     assert (config.optim.learning_rate, config.output.wandb_run_name) == (1e-7, "007")
+
+
+def test_a_value_of_a_label_may_begin_with_a_minus():
+    config, _ = parse([*NEEDED, "--label_map", "1=true", "0=none", "-1=false", "--beta", "0.2"], "train")
+    assert label_meanings("", config.data.label_map) == {"1": True, "0": None, "-1": False}
 
 
 def test_a_mistyped_command_is_answered_with_the_most_similar_one():

@@ -1,5 +1,6 @@
 """Rows as people have them: fields under other names, nested fields, the exports of feedback tools, labels of turns."""
 
+import json
 import logging
 
 import pandas as pd
@@ -339,6 +340,19 @@ def test_messages_in_pythons_notation_are_named_and_never_trained_on_as_text(col
 def test_a_text_about_python_is_a_text(text):
     rows, _ = read({"prompt": text, "completion": "y", "label": True})
     assert rows[0].prompt == text
+
+
+def test_a_table_with_only_its_prompt_named_is_asked_for_its_answers():
+    error = error_of({"question": "x", "my_reply": "y", "label": True}, input_key="question")
+    assert "Name the field with the answer with --output_key, likely --output_key my_reply." in error
+
+
+def test_a_dialogue_under_another_name_is_told_how_it_is_read():
+    dialogue = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    for column in (dialogue, json.dumps(dialogue)):
+        error = error_of({"chat": column, "rating": 1})
+        assert error.endswith("and --label_key, likely --input_key chat --label_key rating.")
+    assert error_of({"chat": "User: x", "label": 1}).endswith("with --input_key, --output_key and --label_key.")
 
 
 def test_a_dialogue_in_one_text_is_told_to_become_messages():

@@ -72,6 +72,21 @@ def test_a_prompt_that_looks_like_a_chat_is_noted_where_no_template_has_written_
     assert read({**TEXT, "prompt": prompt}, template, **settings).notes == notes
 
 
+@pytest.mark.parametrize(
+    ("prompt", "completion", "notes"),
+    [
+        ("Human: hi\n\nAssistant:", "hello", ("asks as a transcript",)),
+        ("hi\n### Assistant:\n", "AI: hello", ("asks as a transcript", "answers as a transcript")),
+        ("hi", "User: hi\nAssistant: hello", ("answers as a transcript",)),
+        ("hi", "**Assistant:** hello", ("answers as a transcript",)),
+        ("Who is the assistant", "User guide: see below", ()),
+        ("Which is it?\nAnswer:", "Aim: none", ()),
+    ],
+)
+def test_a_piece_of_a_transcript_that_becomes_a_message_is_noted(prompt, completion, notes):
+    assert read({**TEXT, "prompt": prompt, "completion": completion}, True).notes == ("wrapped", *notes)
+
+
 def chat_tokenizer(name="", token=None):
     """Return a tokenizer without a template, of that name, or with that token."""
     tokenizer = byte_tokenizer(chat_template=None)
