@@ -7,6 +7,7 @@ import pytest
 
 from openkto.commands.data import check_has_metric, evaluation_sets, training_set
 from openkto.commands.outlook import (
+    collisions,
     describe_checkpoints,
     describe_steps,
     describe_tokens,
@@ -58,10 +59,10 @@ def test_few_steps_are_warned_of_with_flags_that_make_twenty():
     (line,) = warned(1000)
     assert line.endswith("Pass --train_batch_size 50, for example, or give more rows.")
     assert warned(1000, train_batch_size=50) == []
-    (line,) = warned(1000, max_steps=19)
-    assert (
-        line == "the run has 19 steps; with fewer than 20 the model hardly changes. Raise --max_steps, or leave it out."
-    )
+    (line,) = warned(1000, max_steps=19)  # an epoch has 4
+    assert line == "the run has 19 steps; with fewer than 20 the model hardly changes. Raise --max_steps."
+    (line,) = warned(1000, max_steps=19, train_batch_size=8)
+    assert line.endswith("the model hardly changes. Raise --max_steps, or leave it out.")
     assert warned(1000, max_steps=20) == []
 
 
@@ -113,11 +114,35 @@ def test_an_evaluation_set_of_few_rows_is_warned_of_likewise(tmp_path, caplog):
         write_rows(tmp_path / "held.jsonl", 7)
         config = run(eval_dataset=[f"{tmp_path}/held.jsonl"], data_cache_dir=str(tmp_path), loss_type=loss_type)
         evaluation_sets(config, byte_tokenizer())
-    (line,) = [record.getMessage() for record in caplog.records if "z_ref" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "is a mean over" in record.getMessage()]
     assert line == (
         "warning: z_ref of the evaluation set held is a mean over 7 mismatched pairs, mostly chance below 8. Add rows "
         "to it."
     )
+
+
+def test_a_set_of_which_one_text_is_over_half_is_warned_of_with_a_cure_that_can_help(tmp_path, caplog):
+    rows = [{"prompt": f"Is {max(i, 5)} even?", "completion": f" {i}", "label": i % 2 == 0} for i in range(10)]
+    path = tmp_path / "rows.jsonl"  # six rows of one prompt, so that two of ten pairs keep it
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = (
+        "hold a row's own prompt or completion, whoever is paired with whom, since one text stands in over half of {}: "
+        "z_ref takes in the rows' own rewards. "
+    )
+    sets = {"dataset": [str(path)], "eval_dataset": [f"held={path}"], "data_cache_dir": str(tmp_path / "cache")}
+    evaluation_sets(run(**sets), byte_tokenizer())
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line == (
+        "warning: 2 of 10 mismatched pairs of the evaluation set held (20.0%) " + said.format("it")
+        + "Add more varied rows to it."
+    )  # fmt: skip
+    data = training_set(run(**sets), byte_tokenizer())
+    whole, parts = (collisions(run(**sets, train_batch_size=n), data) for n in (10, 4))
+    assert whole == [
+        "2 of 10 mismatched pairs of an epoch (20.0%) " + said.format("a batch")
+        + "More varied rows help; --loss_type apo_zero_unpaired needs no z_ref."
+    ]  # fmt: skip
+    assert "More varied rows help, and a larger --train_batch_size may; --loss_type" in parts[0]
 
 
 @pytest.mark.parametrize(

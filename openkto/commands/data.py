@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from openkto.batches.loader import check_pairable
+from openkto.batches.pairing import fewest_collisions
 from openkto.commands.build import Models
 from openkto.commands.holdout import HELD_OUT, held_out, missing_classes, rows_of_split, warn_of_missing_classes
 from openkto.commands.rows import read_rows
@@ -75,10 +76,18 @@ def evaluation_sets(config: RunConfig, tokenizer: Any) -> dict[str, UnpairedPref
         else:
             sets[name] = read_rows([path], data.eval_split, config, tokenizer, None, _ends(tokenizer))
         _check_pairs(config, sets[name], f"the evaluation set {name} ({sets[name].name})")
-    for name in sets:
-        if config.loss.facts.needs_z_ref and len(sets[name]) < FEW_PAIRS:
-            log.warning("warning: %s Add rows to it.", few_pairs(len(sets[name]), f"the evaluation set {name}"))
+    if config.loss.facts.needs_z_ref:
+        for name, rows in sets.items():
+            _warn_of_pairs(rows, f"the evaluation set {name}")
     return sets
+
+
+def _warn_of_pairs(rows: UnpairedPreferenceDataset, what: str) -> None:
+    if len(rows) < FEW_PAIRS:
+        log.warning("warning: %s Add rows to it.", few_pairs(len(rows), what))
+    count = fewest_collisions(rows.prompt_keys, rows.completion_keys)
+    if count > 0:
+        log.warning("warning: %s Add more varied rows to it.", own_pairs(count, len(rows), what, "it"))
 
 
 def _ends(tokenizer: Any) -> tuple[int, ...]:
@@ -94,6 +103,15 @@ def _check_pairs(config: RunConfig, rows: UnpairedPreferenceDataset, place: str,
 def few_pairs(count: int, what: str) -> str:
     """Say that z_ref is a mean over so few pairs."""
     return f"z_ref of {what} is a mean over {count} mismatched pairs, mostly chance below {FEW_PAIRS}."
+
+
+def own_pairs(count: int, num_rows: int, what: str, half_of: str) -> str:
+    """Say that so many pairs keep a text of their own row, which has the largest share of a batch or a set."""
+    return (
+        f"{count} of {num_rows} mismatched pairs of {what} ({100 * count / num_rows:.1f}%) hold a row's own prompt or "
+        f"completion, whoever is paired with whom, since one text stands in over half of {half_of}: z_ref takes in the "
+        "rows' own rewards."
+    )
 
 
 def check_sets(config: RunConfig, models: Models, sets: list[UnpairedPreferenceDataset]) -> None:

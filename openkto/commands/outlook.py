@@ -7,7 +7,7 @@ import numpy as np
 
 from openkto.batches.batch import batch_bounds
 from openkto.batches.pairing import unavoidable_collisions
-from openkto.commands.data import FEW_PAIRS, few_pairs
+from openkto.commands.data import FEW_PAIRS, few_pairs, own_pairs
 from openkto.commands.folder import checkpoints_root
 from openkto.config import (
     OptimConfig,
@@ -128,11 +128,10 @@ def collisions(config: RunConfig, rows: UnpairedPreferenceDataset) -> list[str]:
     count = unavoidable_collisions(rows.prompt_keys, rows.completion_keys, train.train_batch_size, train.seed)
     if count == 0:
         return []
+    larger = ", and a larger --train_batch_size may" if train.train_batch_size < len(rows) else ""
     return [
-        f"{count} of {len(rows)} mismatched pairs of an epoch ({100 * count / len(rows):.1f}%) hold a row's own prompt "
-        "or completion, whoever is paired with whom, since one text stands in over half of a batch: z_ref takes in the "
-        "rows' own rewards. More varied rows help, and a larger --train_batch_size may; --loss_type apo_zero_unpaired "
-        "needs no z_ref."
+        f"{own_pairs(count, len(rows), 'an epoch', 'a batch')} More varied rows help{larger}; --loss_type "
+        "apo_zero_unpaired needs no z_ref."
     ]
 
 
@@ -140,7 +139,9 @@ def _longer(config: RunConfig, num_rows: int) -> str:
     """Return the flags that would make the run long enough."""
     train = config.train
     if train.max_steps is not None:
-        return "Raise --max_steps, or leave it out."
+        sizes, steps = _sizes_and_steps(config, num_rows)
+        is_shorter = steps < total_steps(len(sizes), train.max_epochs, None)
+        return f"Raise --max_steps{', or leave it out' if is_shorter else ''}."
     batch = min(train.train_batch_size, max(FEW_PAIRS, num_rows * train.max_epochs // FEW_STEPS))
     change = [f"--train_batch_size {batch}"] if batch < train.train_batch_size else []
     epochs = math.ceil(FEW_STEPS / max(1, len(batch_bounds(num_rows, batch)) - 1))

@@ -111,7 +111,8 @@ class HeldOut:
             prompts = count_prompts(digests)
             rule = f"--eval_fraction {self.fraction:g} must leave a prompt to evaluate on and one to train on"
             got = f"{prompts if held_out.any() else 0} of {prompts} prompts held out"
-            raise data_error(name, rule, got, "Change the fraction or --seed, or add rows.")
+            cure = "Change the fraction or --seed, or add rows." if prompts > 1 else "Add rows with other prompts."
+            raise data_error(name, rule, got, cure)
         return ~held_out if self.is_training else held_out
 
 

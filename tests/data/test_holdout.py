@@ -115,14 +115,21 @@ def test_a_mixture_draws_no_row_that_is_held_out(tmp_path):
     assert not set(training.rows.tolist()) & set(held_out.rows.tolist())
 
 
-@pytest.mark.parametrize(("fraction", "held_out"), [(1e-9, 0), (0.999999999, 3)])
-def test_a_fraction_that_leaves_a_side_empty_is_one_sentence(fraction, held_out):
+@pytest.mark.parametrize(
+    ("prompts", "fraction", "held_out", "cure"),
+    [
+        (3, 1e-9, 0, "Change the fraction or --seed, or add rows."),
+        (3, 0.999999999, 3, "Change the fraction or --seed, or add rows."),
+        (1, 0.999999999, 1, "Add rows with other prompts."),
+    ],
+)
+def test_a_fraction_that_leaves_a_side_empty_is_one_sentence(prompts, fraction, held_out, cure):
     for is_training in (True, False):
         with pytest.raises(DataError) as raised:
-            side(rows(3), is_training, fraction=fraction)
+            side(rows(prompts), is_training, fraction=fraction)
         assert str(raised.value) == (
             f"rows: --eval_fraction {fraction:g} must leave a prompt to evaluate on and one to train on; got "
-            f"{held_out} of 3 prompts held out. Change the fraction or --seed, or add rows."
+            f"{held_out} of {prompts} prompts held out. {cure}"
         )
 
 
