@@ -24,8 +24,11 @@ from tests.ranks import run_ranks
 
 
 def flags(place, *more):
-    """Return a run's flags; later ones may take the folder of earlier ones, as the cache is what is looked at here."""
-    return commands.flags(place, "--overwrite", *more)
+    """Return the flags of a run of two steps an epoch.
+
+    Later ones may take the folder of earlier ones, as the cache is what is looked at here.
+    """
+    return commands.flags(place, "--overwrite", "--train_batch_size", "10", *more)
 
 
 def parts(place):
@@ -56,11 +59,11 @@ def counted(argv):
 
 
 @pytest.mark.parametrize("zero_stage", [*(pytest.param(n, marks=pytest.mark.slow) for n in "012"), "3"])
-def test_three_epochs_on_two_ranks_resumed_on_one_have_the_numbers_of_a_model(place, zero_stage):
-    common = ["--max_epochs", "3", "--zero_stage", zero_stage, "--eval_at_start", "--micro_train_batch_size", "3"]
+def test_two_epochs_on_two_ranks_resumed_on_one_have_the_numbers_of_a_model(place, zero_stage):
+    common = ["--max_epochs", "2", "--zero_stage", zero_stage, "--eval_at_start", "--micro_train_batch_size", "3"]
     run_ranks(train.main, 1, place, flags(place, *common, "--ref_mode", "model", "--save_path", f"{place}/model_run"))
     cached = flags(place, *common, "--ref_mode", "cached", "--load_checkpoint")
-    run_ranks(train.main, 2, place, [*cached, "--stop_after_steps", "4"])
+    run_ranks(train.main, 2, place, [*cached, "--stop_after_steps", "3"])
     before = parts(place)
     (counts,) = run_ranks(counted, 1, place, cached)
     assert parts(place) == before
@@ -194,7 +197,7 @@ def test_auto_fills_the_cache_where_that_runs_no_more_tokens(place):
     about = json.loads((parts(place)[0].parent / "about.json").read_text())
     assert (about["param_dtype"], about["device"]) == ("fp32", "cpu")
     # With an adapter the policy is its own reference, unless a cache is asked for.
-    lora = [*argv, "--lora_rank", "4", "--zero_stage", "3"]
+    lora = [*argv, "--lora_rank", "4"]
     assert "the reference is the policy at the start of training\n" in told(lora, 1, place)
     own, before = lines(place / "out", "train"), parts(place)
     said = told([*lora, "--ref_mode", "cached", "--save_path", f"{place}/cached"], 2, place)
@@ -204,8 +207,8 @@ def test_auto_fills_the_cache_where_that_runs_no_more_tokens(place):
 
 
 def test_auto_keeps_a_model_where_a_cache_would_cost_more_or_cannot_be_written(place):
-    # A run that may end after two steps, and would have cached the pairs of eight epochs.
-    early = ["--eval_steps", "1", "--keep_best", "loss", "--early_stop_patience", "1", "--max_epochs", "8"]
+    # A run that may end after two steps, and would have cached the pairs of four epochs.
+    early = ["--eval_steps", "1", "--keep_best", "loss", "--early_stop_patience", "1", "--max_epochs", "4"]
     said = told(flags(place, *PLAIN, *early), 1, place)
     assert "reference: in the loop, for " in said
     assert f"the reference is {place}/model\n" in said
@@ -289,7 +292,7 @@ def test_a_run_is_gone_on_with_in_another_mode(place):
     run_ranks(train.main, 1, place, [*argv, "--ref_mode", "model", "--save_path", f"{place}/whole"])
     run_ranks(train.main, 1, place, [*argv, "--ref_mode", "model", "--stop_after_steps", "2"])
     said = told([*argv, "--ref_mode", "cached"], 1, place)
-    assert ": 2 of 6 steps are done" in said
+    assert ": 2 of 4 steps are done" in said
     assert f"the reference is {place}/model, from the cache" in said
     a, b = lines(place / "whole", "train"), lines(place / "out", "train")
     assert [line["loss"] for line in b] == pytest.approx([line["loss"] for line in a], rel=1e-5)
