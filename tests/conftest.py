@@ -17,6 +17,11 @@ hypothesis.settings.load_profile("openkto")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the folders of long tests, so that only short ones are left when the first worker has no more."""
+    items.sort(key=lambda item: item.path.parent.name not in ("tests", "trainer"))
+
+
 def pytest_collection_finish() -> None:
     """Collect garbage again, but not among what was imported."""
     gc.freeze()
