@@ -28,9 +28,14 @@ def with_path(argv, folder, *more):
     ]
 
 
+NINE_STEPS = ["--train_batch_size", "8", "--max_epochs", "3"]
+
+
 @pytest.fixture
 def command(place):
-    argv = flags(place, "--max_epochs", "3", "--zero_stage", "2", "--load_checkpoint", "--log_batches")
+    """The flags of a run of four steps, two an epoch, which is too few for a plot: it would take as long as the run."""
+    argv = flags(place, "--max_epochs", "2", "--zero_stage", "2", "--load_checkpoint", "--log_batches")
+    argv += ["--train_batch_size", "10"]
     argv[argv.index("--use_tensorboard") : argv.index("--use_tensorboard") + 2] = []
     return argv
 
@@ -38,7 +43,7 @@ def command(place):
 def test_a_stopped_run_resumes_and_a_finished_one_says_so(place, command):
     whole, cut = place / "whole", place / "cut"
     run_ranks(train.main, 2, place, with_path(command, whole))
-    for stop in ("2", "5"):
+    for stop in ("1", "3"):
         run_ranks(train.main, 2, place, with_path(command, cut, "--stop_after_steps", stop))
     run_ranks(train.main, 2, place, with_path(command, cut))
     assert same(weights(whole), weights(cut))
@@ -50,7 +55,7 @@ def test_a_stopped_run_resumes_and_a_finished_one_says_so(place, command):
     before = {path: path.stat().st_mtime_ns for path in cut.rglob("*") if path.is_file()}
     (code, said), _ = run_ranks(run_to_status, 2, place, with_path(command, cut))
     assert (code, said.splitlines()[-1]) == (
-        0, f"nothing is left to do: 9 of 9 steps are done, and the model is in {cut}"
+        0, f"nothing is left to do: 4 of 4 steps are done, and the model is in {cut}"
     )  # fmt: skip
     assert {path: path.stat().st_mtime_ns for path in cut.rglob("*") if path.is_file()} == before
     # The model was lost, cut or never written: it is written again.
@@ -62,7 +67,7 @@ def test_a_stopped_run_resumes_and_a_finished_one_says_so(place, command):
     ((code, said),) = run_ranks(run_to_status, 1, place, with_path(command, cut, "--beta", "0.3", "--max_steps", "8"))
     assert code == 1
     assert "--beta was 0.1, is 0.3" in said
-    assert "the number of steps (--max_steps, --max_epochs) was 9, is 8" in said
+    assert "the number of steps (--max_steps, --max_epochs) was 4, is 8" in said
 
 
 def test_a_second_run_does_not_replace_a_first_ones_model_unless_it_is_asked_to(place, command):
@@ -90,12 +95,12 @@ def test_a_second_run_does_not_replace_a_first_ones_model_unless_it_is_asked_to(
 
 
 def test_the_run_file_of_a_stopped_run_makes_the_steps_that_are_left(place, command):
-    argv = [*command, "--stop_after_steps", "7", "--max_time", "1:00:00:00"]
+    argv = [*command, "--stop_after_steps", "3", "--max_time", "1:00:00:00"]
     run_ranks(train.main, 1, place, argv)
     ((_, said),) = run_ranks(run_to_status, 1, place, argv)
-    assert "--stop_after_steps 7: is reached, 7 of 9 steps are done, and none will be made. Leave it out" in said
+    assert "--stop_after_steps 3: is reached, 3 of 4 steps are done, and none will be made. Leave it out" in said
     run_ranks(train.main, 1, place, ["--config", f"{place}/out/run.yaml", "--load_checkpoint"])
-    assert [line["step"] for line in lines(place / "out", "train")] == list(range(1, 10))
+    assert [line["step"] for line in lines(place / "out", "train")] == list(range(1, 5))
     assert not list((place / "out").glob("run.*.yaml"))
 
 
@@ -105,21 +110,21 @@ def test_a_run_that_resumed_from_a_path_resumes_from_where_it_is_now(place, comm
     run_ranks(train.main, 1, place, with_path(command, a, *shared, "--stop_after_steps", "2"))
     elsewhere = [*with_path(command, b, *shared), "--load_checkpoint", f"{a}/checkpoints/global_step2"]
     elsewhere.remove("--load_checkpoint")
-    run_ranks(train.main, 1, place, [*elsewhere, "--stop_after_steps", "5"])
+    run_ranks(train.main, 1, place, [*elsewhere, "--stop_after_steps", "3"])
     ((code, said),) = run_ranks(run_to_status, 1, place, elsewhere)
     assert code == 0
-    assert f"resumed from {b}/checkpoints/global_step5, which continues {a}/checkpoints/global_step2: 5 of 9" in said
-    assert [line["step"] for line in lines(b, "train")] == list(range(3, 10))
-    assert [line["step"] for line in batches(b)] == list(range(3, 10))
+    assert f"resumed from {b}/checkpoints/global_step3, which continues {a}/checkpoints/global_step2: 3 of 4" in said
+    assert [line["step"] for line in lines(b, "train")] == [3, 4]
+    assert [line["step"] for line in batches(b)] == [3, 4]
     events = EventAccumulator(f"{place}/events")
     events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 10))
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 5))
 
 
 def test_a_run_that_ends_early_leaves_its_best_model_and_is_done(place, command):
     more = ["--learning_rate", "0.03", "--eval_steps", "1", "--keep_best", "rewards/rejected"]
     argv = [word for word in command if word not in ("--learning_rate", "1e-3")]
-    argv += [*more, "--early_stop_patience", "1", "--load_best_at_end"]
+    argv += [*NINE_STEPS, *more, "--early_stop_patience", "1", "--load_best_at_end"]
     ((code, said),) = run_ranks(run_to_status, 1, place, argv)
     assert code == 0, said
     (summary,) = lines(place / "out", "summary")
@@ -157,10 +162,10 @@ def test_where_no_checkpoint_is_found_the_folder_is_named(place, command):
 
 
 def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place, command):
-    out = place / "out"
+    out, every_three = place / "out", ["--logging_steps", "3", "--eval_steps", "3"]
     # The last line of each of the first two starts belongs to no step of the whole run.
     for more in (["--stop_after_steps", "4"], ["--stop_after_steps", "7"], []):
-        run_ranks(train.main, 1, place, [*command, "--logging_steps", "3", "--eval_steps", "3", *more])
+        run_ranks(train.main, 1, place, [*command, *NINE_STEPS, *every_three, *more])
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
     for tag, kind, name in (("train/loss", "train", "loss"), ("eval/rewards/auc", "eval", "rewards/auc")):
@@ -183,7 +188,6 @@ def test_tensorboard_has_each_step_once_with_the_time_of_its_first_writing(place
 )
 def test_a_signal_to_one_rank_ends_all_with_75_and_a_checkpoint(place, command, number):
     argv = with_path([*command, "--max_epochs", "300"], place / "out")
-    del argv[argv.index("--max_epochs") : argv.index("--max_epochs") + 2]
     run = Start(place, argv)
     run.wait_for(lambda: steps_recorded(place / "out") >= 2)
     os.kill(run.ranks[1].pid, number)
@@ -192,7 +196,7 @@ def test_a_signal_to_one_rank_ends_all_with_75_and_a_checkpoint(place, command, 
     step = steps_recorded(place / "out")
     name = signal.Signals(number).name
     assert errors[0].splitlines()[-1] == (
-        f"stopped: {name} on rank 1: stopped after step {step} of 900. Start the same command again."
+        f"stopped: {name} on rank 1: stopped after step {step} of 600. Start the same command again."
     )
     assert f"rank 1: {name}: stopping after this step" in errors[1]
     newest = (place / "out/checkpoints/latest").read_text()
@@ -244,7 +248,7 @@ def test_a_moved_model_and_moved_rows_are_the_same_run(place, command):
     moved = [word.replace(f"{place}/model", f"{place}/model 2") for word in command]
     moved = [word.replace("rows.jsonl", "rows 2.jsonl") for word in moved]
     run_ranks(train.main, 1, place, moved)
-    assert [line["step"] for line in lines(place / "out", "train")] == list(range(1, 10))
+    assert [line["step"] for line in lines(place / "out", "train")] == list(range(1, 5))
 
 
 def test_no_key_is_in_a_checkpoint(place, command, monkeypatch):
@@ -276,17 +280,17 @@ def on_a_small_disk(argv):
 def test_copies_are_models_that_transformers_loads(place, command):
     import transformers
 
-    more = ["--save_hf_ckpt", "--save_steps", "4", "--max_ckpt_num", "2"]
+    more = ["--save_hf_ckpt", "--save_steps", "3", "--max_ckpt_num", "2"]
     run_ranks(train.main, 2, place, [*command, *more])
     root = place / "out/checkpoints"
     names = sorted(path.name for path in root.iterdir() if path.is_dir())
-    assert names == ["global_step8", "global_step8_hf", "global_step9", "global_step9_hf"]
-    assert same(weights(root / "global_step9_hf"), weights(place / "out"))
-    transformers.AutoModelForCausalLM.from_pretrained(root / "global_step8_hf")
-    card = (root / "global_step8_hf/README.md").read_text()
-    assert "The weights are those of step 8 of 9." in card
-    assert "| metric | training, step 8 |" in card
+    assert names == ["global_step3", "global_step3_hf", "global_step4", "global_step4_hf"]
+    assert same(weights(root / "global_step4_hf"), weights(place / "out"))
+    transformers.AutoModelForCausalLM.from_pretrained(root / "global_step3_hf")
+    card = (root / "global_step3_hf/README.md").read_text()
+    assert "The weights are those of step 3 of 4." in card
+    assert "| metric | training, step 3 |" in card
     run_ranks(train.main, 1, place, with_path(command, place / "b", "--disable_ds_ckpt", "--save_hf_ckpt"))
     names = sorted(path.name for path in (place / "b/checkpoints").iterdir())
-    assert names == ["global_step3_hf", "global_step6_hf", "global_step9_hf"]
-    assert json.loads((place / "b/checkpoints/global_step3_hf/config.json").read_text())["model_type"] == "llama"
+    assert names == ["global_step2_hf", "global_step4_hf"]
+    assert json.loads((place / "b/checkpoints/global_step2_hf/config.json").read_text())["model_type"] == "llama"

@@ -22,7 +22,6 @@ from tests.helpers.starts import check_pointers, check_same
 from tests.ranks import run_ranks
 from tests.text_rows import write_model, write_rows
 
-STEPS = 6
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.utime")
 
 
@@ -71,7 +70,7 @@ def start(tmp_path, monkeypatch):
     """Return a function that runs the command, up to one of its file operations."""
     monkeypatch.setenv("OPENKTO_CACHE", str(tmp_path / "cache"))
     write_model(tmp_path / "model")
-    write_rows(tmp_path / "rows.jsonl", 12)
+    write_rows(tmp_path / "rows.jsonl", 8)
     write_rows(tmp_path / "eval.jsonl", 5)
 
     def begin(out: Path, last: int | None = None, failure: str = "kill") -> tuple[int, int, list]:
@@ -79,7 +78,7 @@ def start(tmp_path, monkeypatch):
             "--pretrain", f"{tmp_path}/model", "--dataset", f"{tmp_path}/rows.jsonl", "--eval_dataset",
             f"{tmp_path}/eval.jsonl", "--save_path", str(out), "--load_checkpoint", "--train_batch_size", "4",
             "--max_epochs", "2", "--learning_rate", "3e-2", "--zero_stage", "1", "--param_dtype", "fp32",
-            "--save_steps", "2", "--eval_steps", "1", "--max_ckpt_num", "2", "--keep_best", "loss", "--log_batches",
+            "--save_steps", "1", "--eval_steps", "1", "--max_ckpt_num", "2", "--keep_best", "loss", "--log_batches",
         ]  # fmt: skip
         try:
             return run_ranks(work, 1, tmp_path, argv, str(out), last, failure)[0]
