@@ -48,7 +48,7 @@ STEPS = 6
 def prepared(zero_stage: int, **more: Any) -> tuple[KTOTrainer, DeepspeedStrategy]:
     """Return the trainer of a run with all that changes from step to step: a schedule, decay, two epochs."""
     rows = token_rows([True, False, False] * 7)
-    settings = {"schedule": "cosine", "warmup_ratio": 0.3, "l2": 0.1, "lr": 3e-4, "batch": 8, "micro": 3}
+    settings = {"schedule": "cosine", "warmup_ratio": 0.3, "l2": 0.1, "lr": 3e-4, "batch": 8, "micro": 4}
     return make_trainer(rows, zero_stage=zero_stage, steps=STEPS, **(settings | more))
 
 
