@@ -3,6 +3,7 @@
 A chart's data are points {step, value, series}; a chart of several runs has a series for each run.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ Spec = dict[str, Any]
 Point = dict[str, Any]
 
 MAX_POINTS = 1000  # of a series: what a screen shows, and what keeps the page of a long run small
+FEW_POINTS = 60  # of a series, whose points are marked
 HISTOGRAM_BINS = 30
 PARTS = ("first third", "second third", "last third")
 # Okabe and Ito's colours, which readers with colour blindness tell apart.
@@ -228,15 +230,24 @@ def _lines(plot: Plot, points: list[Point], band: list[Point]) -> Spec:
     tooltip = [{"field": "series"}, {"field": "step"}, {"field": "value", "format": ".5g"}]
     line = {
         "data": {"values": points},
-        "mark": {"type": "line", "point": len(points) <= 60, "clip": True},
+        "mark": {"type": "line", "clip": True},
         "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
     }
+    # A series of a single point, such as one evaluation, has no line to be seen by.
+    lengths = Counter(point["series"] for point in points)
+    few = [point for point in points if lengths[point["series"]] <= FEW_POINTS]
+    dots = {**line, "data": {"values": few}, "mark": {"type": "point", "filled": True, "size": 50, "opacity": 1}}
     area = {
         "data": {"values": band},
         "mark": {"type": "area", "opacity": 0.2},
         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
     }
-    return {"$schema": SCHEMA, "width": "container", "height": 200, "layer": [area, line] if band else [line]}
+    return {
+        "$schema": SCHEMA,
+        "width": "container",
+        "height": 200,
+        "layer": [*([area] if band else []), *([dots] if few else []), line],
+    }
 
 
 def _histograms(rewards: RowRewards) -> Chart:

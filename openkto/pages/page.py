@@ -129,6 +129,8 @@ def _tiles(run: RunRecord) -> list[tuple[str, str]]:
         found = ends(lines, metric)
         if found is not None:
             tiles.append((f"{label}, {where}", f"{found[0]:.3g} → {found[1]:.3g}"))
+        elif where != "training rows" and metric in lines[-1]:
+            tiles.append((f"{label}, {where}", f"{lines[-1][metric]:.3g}"))
     found = ends(run.train, "loss")
     if found is not None:
         tiles.append(("loss, training", f"{found[0]:.3g} → {found[1]:.3g}"))

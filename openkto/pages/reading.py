@@ -50,7 +50,7 @@ def ends(lines: Sequence[Line], metric: str) -> tuple[float, float] | None:
 def judged(run: RunRecord) -> tuple[str, Sequence[Line]]:
     """Return the lines to judge a run by: those of its first evaluation set, else its own training lines."""
     for name, lines in run.evaluations.items():
-        if sum("rewards/auc" in line for line in lines) >= 2:
+        if any("rewards/auc" in line and line["step"] > 0 for line in lines):
             return f"evaluation rows ({name})" if len(run.evaluations) > 1 else "evaluation rows", lines
     return "training rows", run.train
 
@@ -93,10 +93,14 @@ def _rate(run: RunRecord) -> list[Finding]:
 def _learning(run: RunRecord) -> list[Finding]:
     where, lines = judged(run)
     found = ends(lines, "rewards/auc")
-    if found is None:
+    if found is not None:
+        last = found[1]
+        numbers = f"rewards/auc of the {where}: {found[0]:.3f} at first, {last:.3f} at last"
+    elif where != "training rows":  # one evaluation, as of a run of one epoch
+        step, last = next((line["step"], line["rewards/auc"]) for line in lines if "rewards/auc" in line)
+        numbers = f"rewards/auc of the {where}: {last:.3f} at step {step}"
+    else:
         return []
-    first, last = found
-    numbers = f"rewards/auc of the {where}: {first:.3f} at first, {last:.3f} at last"
     if last < INVERTED:
         text = (
             "Undesirable rows have larger rewards than desirable rows. Check that the labels are not swapped: true "
@@ -104,9 +108,10 @@ def _learning(run: RunRecord) -> list[Finding]:
         )
         return [Finding("warning", text, numbers)]
     if last < HARDLY:
+        longer = "Train longer (--max_epochs) or with a larger --learning_rate, and look"
         text = (
-            f"The model hardly tells desirable from undesirable {where} better than chance (0.5). Train longer "
-            "(--max_epochs) or with a larger --learning_rate, and look at the rows that are most likely mislabelled."
+            f"The model hardly tells desirable from undesirable {where} better than chance (0.5). "
+            f"{'Look' if _last_kl(run) > MUCH_KL else longer} at the rows that are most likely mislabelled."
         )
         return [Finding("warning", text, numbers)]
     text = f"The model has learned to tell desirable from undesirable {where}: it ranks {last:.0%} of such pairs right."
@@ -143,12 +148,16 @@ def _overfitting(run: RunRecord) -> list[Finding]:
     return found
 
 
+def _last_kl(run: RunRecord) -> float:
+    """Return z_ref's mean over the last tenth of the lines that have it; 0 where none has."""
+    having = [line for line in run.train if "kl" in line]
+    return mean_over(having[-max(1, len(having) // 10) :], "kl") or 0.0
+
+
 def _kl(run: RunRecord) -> list[Finding]:
     clamped = [line for line in run.train if line.get("kl") == 0 and line.get("kl_unclamped", 0) < 0]
     having = [line for line in run.train if "kl" in line]
-    if not having:
-        return []
-    last = mean_over(having[-max(1, len(having) // 10) :], "kl") or 0.0
+    last = _last_kl(run)
     if last > MUCH_KL:
         text = (
             f"The policy has moved far from the reference (z_ref {last:.1f} nats): answers may become strange. Lower "

@@ -70,7 +70,9 @@ def read_run(folder: Path) -> RunRecord:
     """
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file():
-        what = "no such folder" if not folder.is_dir() else "a folder without metrics.jsonl"
+        what = (
+            "a folder without metrics.jsonl" if folder.is_dir() else "a file" if folder.exists() else "no such folder"
+        )
         raise ConfigError(
             f"{folder}: must be the --save_path of a run; got {what}. Name the folder that the run was given."
         )

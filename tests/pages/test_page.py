@@ -38,6 +38,17 @@ def test_a_long_runs_points_are_means_of_neighbours(tmp_path):
     assert points[0] == {"step": 10, "value": 5.5, "series": "training"}
 
 
+def test_one_evaluation_of_a_long_run_is_drawn_as_a_point_and_stands_in_its_tile(tmp_path):
+    found = {"kind": "eval", "step": 100, "loss": 0.4, "rewards/auc": 0.75}
+    lines = [start(100), *(train_line(step) for step in range(1, 101)), found, summary(100)]
+    run = read_run(write_run(tmp_path, lines))
+    chart = next(chart for chart in charts_of([run], ["run"]) if chart.key == "auc")
+    assert points_of(chart, -2) == [{"step": 100, "value": 0.75, "series": "evaluation"}]
+    main([str(tmp_path)])
+    page = re.sub(r"\s*<[^>]+>\s*", "|", (tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert re.search(r"\|AUC, evaluation rows\|+0\.75\|", page)
+
+
 def test_the_histograms_of_a_third_hold_all_of_its_rows(tmp_path):
     charts = charts_of([read_run(learning_run(tmp_path))], ["run"])
     bars = charts[-1].spec["data"]["values"]

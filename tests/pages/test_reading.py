@@ -34,6 +34,15 @@ def test_a_run_that_learns_is_told_so_with_its_numbers(tmp_path):
 def test_a_run_that_does_not_learn_is_warned(tmp_path):
     found = findings(tmp_path, a_run(**{"rewards/auc": lambda share: 0.5}))
     assert "hardly tells desirable from undesirable" in texts(found, "warning")[0]
+    assert "with a larger --learning_rate" in texts(found, "warning")[0]
+
+
+def test_a_run_that_moved_far_without_learning_is_not_told_to_move_further(tmp_path):
+    far = {"rewards/auc": lambda share: 0.5, "kl": lambda share: 30 * share, "kl_unclamped": lambda share: 30 * share}
+    warned = texts(findings(tmp_path, a_run(**far)), "warning")
+    assert "hardly tells" in warned[0]
+    assert "larger --learning_rate" not in warned[0]
+    assert "Lower --learning_rate" in warned[1]
 
 
 def test_labels_that_seem_turned_round_are_warned_of(tmp_path):
@@ -53,6 +62,19 @@ def test_a_run_that_was_best_before_its_end_is_told_at_which_step(tmp_path):
         "rewards/auc at last: 0.882 in training, 0.700 in evaluation",
     ]
     assert "--keep_best" in warned[0].text
+
+
+def test_one_evaluation_is_enough_to_judge_a_run_by_and_one_before_training_is_not(tmp_path):
+    lines = a_run(**{"rewards/auc": lambda share: 0.5 + 0.4 * share})
+    after = {"kind": "eval", "step": 100, "rewards/auc": 0.52, "rewards/margins": 0.1}
+    found = findings(tmp_path, [*lines[:-1], after, lines[-1]])
+    assert [finding.numbers for finding in found if finding.level == "warning"] == [
+        "rewards/auc of the evaluation rows: 0.520 at step 100",
+        "rewards/auc at last: 0.882 in training, 0.520 in evaluation",
+    ]
+    assert not any("There are no evaluation rows" in text for text in texts(found))
+    only_before = findings(tmp_path, [lines[0], {**after, "step": 0}, *lines[1:]])
+    assert any("no evaluation" in text for text in texts(only_before))
 
 
 @pytest.mark.parametrize(
