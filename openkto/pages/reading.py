@@ -68,7 +68,7 @@ def _end(run: RunRecord) -> list[Finding]:
 
 
 def _length(run: RunRecord) -> list[Finding]:
-    total = run.total_steps or run.train[-1]["step"]
+    total = _total(run)
     if total >= FEWEST_STEPS:
         return []
     text = (
@@ -76,6 +76,10 @@ def _length(run: RunRecord) -> list[Finding]:
         f"there are {FEWEST_STEPS} steps or more."
     )
     return [Finding("warning", text, f"{total} steps")]
+
+
+def _total(run: RunRecord) -> int:
+    return int(run.total_steps or run.train[-1]["step"])
 
 
 def _rate(run: RunRecord) -> list[Finding]:
@@ -93,6 +97,9 @@ def _rate(run: RunRecord) -> list[Finding]:
 def _learning(run: RunRecord) -> list[Finding]:
     where, lines = judged(run)
     found = ends(lines, "rewards/auc")
+    # Training rows are met once or twice in so few steps: how a batch is ranked says nothing of what was learned.
+    if lines is run.train and _total(run) < FEWEST_STEPS:
+        return []
     if found is not None:
         last = found[1]
         numbers = f"rewards/auc of the {where}: {found[0]:.3f} at first, {last:.3f} at last"

@@ -114,5 +114,13 @@ def test_a_run_of_few_steps_and_one_that_has_not_finished_are_said(tmp_path):
     assert "its newest line is step 5 of 9" in " ".join(texts(found, "note"))
 
 
+def test_training_rows_of_few_steps_are_no_sign_of_learning_and_evaluation_rows_are(tmp_path):
+    lines = [start(2), train_line(1), train_line(2, **{"rewards/auc": 1.0}), summary(2)]
+    assert texts(findings(tmp_path / "training", lines), "good") == []
+    evaluations = [{"kind": "eval", "step": step, "rewards/auc": auc} for step, auc in ((0, 0.5), (2, 0.7))]
+    (good,) = texts(findings(tmp_path / "evaluated", [*lines[:3], *evaluations, summary(2)]), "good")
+    assert "evaluation rows: it ranks 70%" in good
+
+
 def test_a_run_without_a_step_has_no_curves_to_read(tmp_path):
     assert [finding.level for finding in findings(tmp_path, [start()])] == ["note"]
