@@ -31,6 +31,7 @@ def test_the_steps_are_those_of_the_rows_not_of_the_flag():
     assert describe_steps(run(train_batch_size=8, max_epochs=3, lr_warmup_ratio=0.1), 100) == (
         "steps: 39, 3 epochs of 100 rows, 4 to 8 rows a step, 4 of warm-up, learning rate up to 1e-06"
     )
+    assert describe_steps(run(), 1).startswith("steps: 1, 1 epoch of 1 row, 1 row a step, 1 of warm-up")
     assert describe_steps(run(train_batch_size=8, max_steps=20, lr_scheduler="constant"), 80) == (
         "steps: 20, 2 epochs of 80 rows, 8 rows a step, 0 of warm-up, learning rate up to 1e-06"
     )

@@ -62,13 +62,12 @@ def describe_steps(config: RunConfig, num_rows: int) -> str:
     """Say in a line how many steps the run has, of how many rows, and at what learning rate."""
     sizes, steps = _sizes_and_steps(config, num_rows)
     epochs = f"{steps / len(sizes):.3g} epochs" if steps != len(sizes) else "1 epoch"
-    a_step = (
-        f"{sizes.max()} rows a step" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()} rows a step"
-    )
+    fewest, most = int(sizes.min()), int(sizes.max())
+    a_step = some_rows(most) if fewest == most else f"{fewest} to {most} rows"
     warm_up = warmup_steps(config.optim.lr_scheduler, steps, config.optim.lr_warmup_ratio)
     return (
-        f"steps: {steps}, {epochs} of {num_rows} rows, {a_step}, {warm_up} of warm-up, learning rate up to "
-        f"{learning_rate_of(config):g}"
+        f"steps: {steps}, {epochs} of {some_rows(num_rows)}, {a_step} a step, {warm_up} of warm-up, learning "
+        f"rate up to {learning_rate_of(config):g}"
     )
 
 
