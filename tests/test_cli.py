@@ -30,8 +30,10 @@ ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 
 
-def test_a_run_leaves_a_model_that_transformers_loads_with_the_same_numbers(place):
-    run_ranks(train.main, 2, place, flags(place, "--zero_stage", "3", "--eval_at_start"))
+def test_a_run_leaves_a_model_that_transformers_loads_with_the_same_numbers_and_answers(place):
+    (place / "asked.txt").write_text("Why is 9 odd?\n")
+    more = ["--num_samples", "3", "--sample_prompts", f"{place}/asked.txt", "--sample_max_new_tokens", "12"]
+    run_ranks(train.main, 2, place, flags(place, "--zero_stage", "3", "--eval_at_start", *more))
     out = place / "out"
     first, last = lines(out, "eval")
     assert first["rewards/margins"] == 0.0
@@ -46,13 +48,8 @@ def test_a_run_leaves_a_model_that_transformers_loads_with_the_same_numbers(plac
     assert tokenizer.chat_template
     # The exported model's mean log-probability of the desirable rows is the one that the run logged.
     assert last["logps/chosen"] == pytest.approx(mean_chosen(model, place), rel=1e-5)
-
-
-def test_the_last_greedy_answers_are_those_of_the_model_that_the_run_leaves(place):
-    (place / "asked.txt").write_text("Why is 9 odd?\n")
-    more = ("--zero_stage", "3", "--num_samples", "3", "--sample_prompts", f"{place}/asked.txt")
-    run_ranks(train.main, 2, place, flags(place, *more, "--sample_max_new_tokens", "12"))
-    answers = [json.loads(line) for line in (place / "out/samples.jsonl").read_text().splitlines()]
+    # And so are the run's last greedy answers.
+    answers = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     last = answers[-4:]
     assert [line["source"] for line in last] == ["asked.txt", "eval", "eval", "eval"]
     assert {line["step"] for line in answers} == {0, last[0]["step"]}
@@ -60,8 +57,6 @@ def test_the_last_greedy_answers_are_those_of_the_model_that_the_run_leaves(plac
         f"<|user|>{text}<|assistant|>" for text in ("Why is 9 odd?", "Is 0 even?")
     ]
     assert (last[1]["completion"], last[1]["label"]) == ("Yes.", False)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "out")
-    model = transformers.AutoModelForCausalLM.from_pretrained(place / "out")
     for line in last:
         ids = tokenizer(line["prompt"], return_tensors="pt", add_special_tokens=False)["input_ids"]
         made = model.generate(input_ids=ids, do_sample=False, max_new_tokens=12)[0, ids.shape[1] :]

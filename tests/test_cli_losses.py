@@ -50,7 +50,7 @@ def test_weights_of_rows_terms_and_a_loss_reach_the_step_and_the_evaluation(plac
     assert values["rewards/shift"] == pytest.approx(mean, rel=1e-6)
 
 
-@pytest.mark.parametrize("loss_type", ["kto_length_normalized", "kto_humanline"])
+@pytest.mark.parametrize("loss_type", [pytest.param("kto_length_normalized", marks=pytest.mark.slow), "kto_humanline"])
 def test_training_and_evaluating_say_the_same(place, loss_type):
     more = ("--loss_type", loss_type, "--weight_key", "votes", *TERMS)
     run_ranks(train.main, 2, place, flags(place, *more, "--zero_stage", "3"))

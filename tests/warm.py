@@ -39,6 +39,5 @@ for name in MODULES:
 # What is built once in each process: how checkpoints of older shapes are read, for an adapter's targets.
 importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 LOADED = set(sys.modules)
-gc.collect()
 gc.freeze()
 gc.enable()

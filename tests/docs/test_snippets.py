@@ -74,10 +74,25 @@ def run_command(words: list[str]) -> None:
     dispatch(words[1 : words.index(">") if ">" in words else None])
 
 
-@pytest.mark.parametrize("page", RUNNING_PAGES)
-def test_what_a_page_shows_runs_in_its_order(page, tmp_path):
-    write_place(tmp_path)
-    run_ranks(run_page, 1, tmp_path, tmp_path, page, timeout=120)
+def run_pages(folder: Path, pages: list[str]) -> None:
+    for page in pages:
+        place = folder / Path(page).stem
+        write_place(place)
+        run_page(place, page)
+
+
+def has_plots(page: str) -> bool:
+    return any(re.search("openkto (report|inspect)", block.code) for block in snippets(page) if block.is_run)
+
+
+# Those that draw plots run in one process, where the plots' script, seconds of work, is made once.
+PLOTTED = [page for page in RUNNING_PAGES if has_plots(page)]
+GROUPS = [PLOTTED, *([page] for page in RUNNING_PAGES if page not in PLOTTED)]
+
+
+@pytest.mark.parametrize("pages", GROUPS, ids=" ".join)
+def test_what_a_page_shows_runs_in_its_order(pages, tmp_path):
+    run_ranks(run_pages, 1, tmp_path, tmp_path, pages)
 
 
 def here(words: list[str]) -> list[str]:

@@ -93,7 +93,10 @@ def test_a_compiler_need_not_run_it_to_know_its_shape():
     assert linear(left, right, bias).shape == (2, 3, 80)
 
 
-@pytest.mark.parametrize(("capacity", "is_made_again"), [(None, True), ("1024", False)], ids=["own", "the user's"])
+@pytest.mark.parametrize(
+    ("capacity", "is_made_again"),
+    [pytest.param(None, True, id="own"), pytest.param("1024", False, id="the user's", marks=pytest.mark.slow)],
+)
 def test_kernels_of_many_token_counts_are_not_all_kept(capacity, is_made_again):
     """oneDNN says when it makes a kernel; the last product has the shape of the first, 100 others between them."""
     code = f"""

@@ -52,7 +52,7 @@ def test_a_step_that_fails_leaves_its_rows_lengths_and_terms(tmp_path):
 
 # ---- the state before it --------------------------------------------------------------------------------------------
 
-STEPS, FAILED = 6, 4
+STEPS, FAILED = 4, 3
 
 
 def train(folder, zero_stage, fails_in=None, **more):
@@ -73,7 +73,7 @@ def train(folder, zero_stage, fails_in=None, **more):
         return output
 
     trainer.model.module.model.model.norm.register_forward_hook(last_norm)
-    args = quiet_args(folder, STEPS, logging_steps=5, **more)
+    args = quiet_args(folder, STEPS, logging_steps=3, **more)
     if fails_in is not None:
         with pytest.raises(TrainingError, match=f"step {FAILED}:"):
             trainer.fit(args)

@@ -172,7 +172,7 @@ def tiny_mixtral():
     return transformers.MixtralForCausalLM(config)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_the_balancing_loss_weighs_micro_batches_by_their_tokens_and_ignores_dummies(zero_stage, tmp_path):
     more = dict(steps=2, model=tiny_mixtral, aux_loss_coef=0.01, zero_stage=zero_stage)
     run_train(3, tmp_path / "three", **more)  # more ranks than rows: dummies run too
@@ -268,7 +268,7 @@ def train_on_long_pairs(folder):
     return str(error.value)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_mismatched_pair_that_is_not_finite_is_named_on_every_rank(world_size, tmp_path):
     for said in run_ranks(train_on_long_pairs, world_size, tmp_path, tmp_path):
         assert said == (

@@ -82,7 +82,7 @@ def train(folder, zero_stage, precision, tries):
         pytest.param(2, "fp32", marks=pytest.mark.slow),
         pytest.param(3, "fp32", marks=pytest.mark.slow),
         pytest.param(1, "bf16", marks=pytest.mark.slow),
-        (2, "bf16"),
+        pytest.param(2, "bf16", marks=pytest.mark.slow),
         (3, "bf16"),
     ],
 )

@@ -178,7 +178,9 @@ def other_llama():
     return tiny_llama(seed=9)
 
 
-@pytest.mark.parametrize("loss_type", ["kto_length_normalized", "bco", "kto_humanline"])
+@pytest.mark.parametrize(
+    "loss_type", [pytest.param("kto_length_normalized", marks=pytest.mark.slow), "bco", "kto_humanline"]
+)
 def test_evaluation_uses_the_same_definition_on_any_number_of_ranks(loss_type, tmp_path):
     items = token_rows([True, False, False, True, False], seed=4, weights=[1.0, 2.0, 0.0, 0.5, 1.0]).items
     oracle = Oracle(

@@ -155,7 +155,7 @@ FOLLOWING = {"ref_sync_steps": 1, "ref_sync_alpha": 0.5}
         (SPLIT, OFFLOADED),
         slow(SPLIT, FOLLOWING | {"zero_stage": 0}),
         slow(SPLIT, FOLLOWING | {"zero_stage": 3}),
-        (SPLIT, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
+        slow(SPLIT, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
         (SPLIT, {"lora": LoraConfig(lora_rank=4, lora_modules_to_save=["lm_head"]), "ref_mode": "adapter"}),
         slow(SHARED, REENTRANT | {"zero_stage": 3}),
         (SHARED, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),

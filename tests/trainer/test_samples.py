@@ -189,7 +189,7 @@ def test_a_model_keeps_its_mode_attention_and_generation_config():
 def test_a_resumed_run_has_each_steps_answers_once(tmp_path):
     args = {"eval_steps": 2, "eval_at_start": True}
     more = {"services": Services(samples=samples()), "eval_rows": token_rows([True, False, True], seed=9)}
-    for folder, stops in (("whole", (None,)), ("cut", (1, 2, 5, None))):
+    for folder, stops in (("whole", (None,)), ("cut", (2, 5, None))):
         for stop in stops:
             run_ranks(start, 1, tmp_path, tmp_path / folder, 0, args | {"stop_after_steps": stop}, more)
     whole = answers_of(tmp_path / "whole")

@@ -68,7 +68,7 @@ def test_a_run_gives_the_same_with_shared_prompts_and_without(zero_stage, world_
     assert sum(tokens for _, tokens in on) < 0.8 * sum(tokens for _, tokens in off)
 
 
-@pytest.mark.parametrize("loss_type", ["apo_zero_unpaired", "kto_humanline"])
+@pytest.mark.parametrize("loss_type", [pytest.param("apo_zero_unpaired", marks=pytest.mark.slow), "kto_humanline"])
 def test_losses_of_other_kinds_give_the_same(loss_type, tmp_path):
     off, on = (
         run_ranks(train, 2, tmp_path, tmp_path / choice, 2, choice, {"loss_type": loss_type})

@@ -42,7 +42,7 @@ def train_with(labels, folder, zero_stage, zero):
         pytest.param(2, 3, HPZ, marks=pytest.mark.slow),
         (4, 3, HPZ),
         pytest.param(2, 1, ZeroOptions(adam_offload=True), marks=pytest.mark.slow),
-        (2, 2, ZeroOptions(adam_offload=True)),
+        pytest.param(2, 2, ZeroOptions(adam_offload=True), marks=pytest.mark.slow),
         pytest.param(2, 3, ZeroOptions(adam_offload=True), marks=pytest.mark.slow),
         pytest.param(2, 3, ZeroOptions(param_offload=True), marks=pytest.mark.slow),
         (2, 3, ZeroOptions(adam_offload=True, param_offload=True, ref_offload=True, zpg=2)),
