@@ -1,4 +1,4 @@
-"""Requests to stop: SIGTERM, SIGINT, SIGUSR1 and the time limit `--max_time`.
+"""Requests to stop: SIGTERM, SIGINT, SIGUSR1, SIGHUP (a closed terminal) and the time limit `--max_time`.
 
 In training a signal only leaves a note, `StopRequest.reason`; the loop asks `is_due()` once a step, saves and ends.
 Before training there is nothing to save, so a signal ends the command at once.
@@ -16,7 +16,7 @@ from typing import Any
 from openkto.errors import NoStepError, StopError
 from openkto.process.processes import process
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_TO_HANDLE = 5.0
 AFTER_SECOND_SIGINT = 128 + signal.SIGINT  # the status that a shell shows for it
 
@@ -94,7 +94,9 @@ class StopRequest:
         """Handle the signals from now on; does nothing outside the main thread, where Python has none."""
         if threading.current_thread() is not threading.main_thread() or self._earlier:
             return
-        self._earlier = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        # nohup has the process ignore that its terminal is closed.
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+        self._earlier = {number: signal.signal(number, self._handle) for number in SIGNALS if number not in ignored}
         # Python runs a handler only when the main thread is back from C, and a collective that waits for a stuck rank
         # never is. The interpreter's own C handler writes each signal's number to this pipe at once.
         read_fd, self._wakeup_fd = os.pipe()

@@ -7,6 +7,7 @@ A run's log is to fit a screen: of many steps and evaluations some are logged at
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ class Progress:
         self._steps = Thinning(total_steps, STEP_LINES)
         self._evaluations: dict[str | None, Thinning] = {}
         stream = stream or sys.stderr
-        self._bar = tqdm(total=total_steps, initial=first_step, unit="step", file=stream) if stream.isatty() else None
+        self._bar = tqdm(total=total_steps, initial=first_step, unit="step", file=stream) if _fits_bar(stream) else None
 
     def update(self, step: int, values: Mapping[str, float | int | str]) -> None:
         """Show step number `step`, just finished, with its metrics."""
@@ -89,6 +90,16 @@ class Progress:
         """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
+
+
+def _fits_bar(stream: TextIO) -> bool:
+    """Return whether a bar can be seen: some terminals, of containers and pipes, say that they have no columns."""
+    if not stream.isatty():
+        return False
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
+        return True
 
 
 def _shown(names: Mapping[str, str], values: Mapping[str, float | int | str]) -> dict[str, str]:

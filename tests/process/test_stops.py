@@ -64,10 +64,21 @@ def command(body: str, *signals: int, environ: dict[str, str] | None = None) -> 
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
 def test_a_signal_in_training_leaves_a_note(name):
     done = command(TRAINING, signal.Signals[name], environ=rank(1))
     assert done == (0, f"{name}\n", f"rank 1: {name}: stopping after this step\n")
+
+
+def test_a_closed_terminal_that_nohup_has_the_run_ignore_stays_ignored():
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            stop.begin_training()
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.is_due()
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
 
 
 def test_further_signals_change_nothing():

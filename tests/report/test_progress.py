@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import re
 
 import pytest
@@ -24,6 +25,15 @@ def test_without_a_terminal_each_update_is_a_log_line(caplog):
     (record,) = caplog.records
     pattern = r"step 12/300: loss 0\.4877, margin 0\.0123, samples/s 12\.34, \d+:\d\d:\d\d left"
     assert re.fullmatch(pattern, record.message)
+
+
+def test_a_terminal_without_columns_shows_lines_in_place_of_a_bar_that_nobody_sees(caplog):
+    caplog.set_level(logging.INFO)
+    reader, writer = os.openpty()
+    with open(reader, "rb", buffering=0), open(writer, "w") as terminal:
+        assert (terminal.isatty(), os.get_terminal_size(writer).columns) == (True, 0)
+        Progress(total_steps=300, stream=terminal).update(12, METRICS)
+    assert caplog.records[0].message.startswith("step 12/300: loss 0.4877")
 
 
 def test_time_left_is_that_of_the_steps_left(caplog, monkeypatch):
