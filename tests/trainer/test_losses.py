@@ -15,7 +15,7 @@ from tests.tiny import Oracle, make_trainer, quiet_args, tiny_llama, token_rows
 
 MIXED = [True, False, True, True, False, False, True, False, True, False, False]
 ROW_WEIGHTS = [1.0, 0.5, 2.0, 0.0, 1.0, 3.0, 0.25, 1.0, 1.0, 0.75, 1.5]
-SEED, STEPS = 3, 5
+SEED, STEPS = 3, 4
 LR, BETA, WEIGHTS, BOUNDS = 3e-4, 0.3, (1.3, 0.7), (-0.02, 0.03)
 TERMS = {"label_smoothing": 0.1, "sft_loss_coef": 0.2}
 LOSSES = ["kto", "apo_zero_unpaired", "kto_length_normalized", "bco", "kto_humanline"]

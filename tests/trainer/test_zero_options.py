@@ -22,6 +22,7 @@ def shown(value):
     return " ".join(f"{name}={one}" for name, one in vars(value).items() if one != vars(ZeroOptions())[name])
 
 
+STEPS = 3  # an epoch, whose last batch is smaller
 HPZ = ZeroOptions(zpg=2)
 OFFLOADED = ZeroOptions(adam_offload=True, param_offload=True)
 
@@ -29,11 +30,11 @@ OFFLOADED = ZeroOptions(adam_offload=True, param_offload=True)
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    return run_ranks(train, 1, folder, MIXED, folder)[0]
+    return run_ranks(train, 1, folder, MIXED, folder, 0, 4, 4, STEPS)[0]
 
 
 def train_with(labels, folder, zero_stage, zero):
-    return train(labels, folder, zero_stage, 4, 2, zero=zero)
+    return train(labels, folder, zero_stage, 4, 2, STEPS, zero=zero)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_passing_model_takes_its_second_copy_with_it(tmp_path):
 
 def lora_run(folder, zero_stage, zero):
     more = {"lora": LoraConfig(lora_rank=4), "ref_mode": "adapter", "zero": zero}
-    return train(MIXED, folder, zero_stage, 4, 2, **more)
+    return train(MIXED, folder, zero_stage, 4, 2, STEPS, **more)
 
 
 @pytest.mark.parametrize("zero", [pytest.param(HPZ, marks=pytest.mark.slow), OFFLOADED], ids=shown)
