@@ -52,13 +52,15 @@ def say(report: DataReport, max_len: int, *, with_source: bool = True) -> None:
         with_source: also log what is known of all rows of the source, of which these may be a part.
     """
     logger.info("data: %s: %d desirable, %d undesirable", some_rows(report.kept), report.desirable, report.undesirable)
-    by_class = {
-        f"cut at max_len {max_len}": (report.cut_desirable, report.cut_undesirable),
-        f"left out, too long for max_len {max_len}": (report.left_out_desirable, report.left_out_undesirable),
-    }
-    for what, (desirable, undesirable) in by_class.items():
-        if desirable or undesirable:
-            logger.info("data: %s: %d desirable, %d undesirable rows", what, desirable, undesirable)
+    by_class = "%s: %d desirable, %d undesirable rows"
+    if report.cut_desirable or report.cut_undesirable:
+        cut = f"cut at max_len {max_len}"
+        logger.info(f"data: {by_class}", cut, report.cut_desirable, report.cut_undesirable)
+    if report.left_out_desirable or report.left_out_undesirable:
+        left_out, cure = f"left out, too long for max_len {max_len}", "; raise --max_len, or change --truncation"
+        logger.warning(
+            f"warning: data: {by_class}{cure}", left_out, report.left_out_desirable, report.left_out_undesirable
+        )
     if with_source:
         _say_source(report)
 
@@ -76,7 +78,7 @@ def _say_source(report: DataReport) -> None:
             "The first are rows %d and %d.", texts, are, rows, first, second,
         )  # fmt: skip
     for kind, count in report.skipped.items():
-        logger.warning("data: skipped %s. The first: %s", bad_rows(count, kind), report.first_skipped[kind])
+        logger.warning("warning: data: skipped %s. The first: %s", bad_rows(count, kind), report.first_skipped[kind])
     notes = {
         MERGED: report.merged,
         TEMPLATE_DIFFERS: report.template_differs,

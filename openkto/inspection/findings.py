@@ -124,7 +124,7 @@ def _add_repeats(found: Gathering, seen: SeenRows, groups: Groups, labels: NDArr
         "near duplicate",
         f"nearly an earlier row: {near_duplicates.METHOD}",
         np.flatnonzero(near != near_duplicates.NONE),
-        lambda row: f"is nearly {found.place(int(near[row]))}",
+        lambda row: f"is nearly {_other(found.place(row), found.place(int(near[row])))}",
     )
     needed = max(SAME_COMPLETION_ROWS, SAME_COMPLETION_SHARE * len(labels))
     first_of_text = np.ones(len(labels), dtype=bool)
@@ -142,6 +142,10 @@ def _add_repeats(found: Gathering, seen: SeenRows, groups: Groups, labels: NDArr
         np.flatnonzero(shared[groups.prompt]),
         is_warning=False,
     )
+
+
+def _other(place: str, of_near: str) -> str:
+    return "the pair's other answer" if place == of_near else of_near
 
 
 def _changed(first: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ from openkto.data import truncation as rule
 from openkto.data.balance import LARGEST_RATIO, SMALLEST_RATIO, Weight, describe_balance, resolve_weights
 from openkto.data.chosen_rows import ChosenRows
 from openkto.data.holdout import count_prompts
+from openkto.data.report import some_rows
 from openkto.inspection.findings import Finding, gather
 from openkto.inspection.seen import SeenRows
 
@@ -91,10 +92,14 @@ def describe_held_out(seen: SeenRows, training: ChosenRows, held_out: ChosenRows
     """Say how many rows and prompts are on each side."""
     report, digests = held_out.report, seen.column("digest")
     sides = [np.unique(side.index) for side in (held_out, training)]
-    said = [f"{len(rows)} rows of {count_prompts(digests[rows])} prompts" for rows in sides]
+    prompts = [count_prompts(digests[rows]) for rows in sides]
+    said = [
+        f"{some_rows(len(rows))} of {count} prompt{'' if count == 1 else 's'}"
+        for rows, count in zip(sides, prompts, strict=True)
+    ]
     return (
-        f"{said[0]} are held out to evaluate on ({report.desirable} desirable, {report.undesirable} undesirable); "
-        f"{said[1]} are left to train on"
+        f"held out to evaluate on: {said[0]} ({report.desirable} desirable, {report.undesirable} undesirable); "
+        f"left to train on: {said[1]}"
     )
 
 

@@ -225,7 +225,9 @@ def test_cut_and_left_out_rows_are_counted_by_class(caplog, truncation, kept, cu
     assert (dataset.report.cut_desirable, dataset.report.cut_undesirable) == cut
     assert (dataset.report.left_out_desirable, dataset.report.left_out_undesirable) == left_out
     assert (f"data: cut at max_len 8: {cut[0]} desirable, {cut[1]} undesirable rows" in caplog.text) == any(cut)
-    assert ("data: left out, too long for max_len 8: " in caplog.text) == any(left_out)
+    warned = "warning: data: left out, too long for max_len 8: "
+    warned += f"{left_out[0]} desirable, {left_out[1]} undesirable rows; "
+    assert (f"{warned}raise --max_len, or change --truncation" in caplog.text) == any(left_out)
 
 
 @pytest.mark.parametrize("truncation", ["completion", "prompt", "drop"])

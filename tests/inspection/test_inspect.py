@@ -167,6 +167,14 @@ def test_copies_and_all_but_copies_are_found_with_the_rows_that_they_repeat(look
     assert [text.rpartition(":")[2] for text in by_kind["near duplicate"]["first"]] == ["21", "31"]
 
 
+def test_a_pair_of_nearly_equal_answers_is_named_as_such(look):
+    long = " ".join(f"word{n}" for n in range(30))
+    pairs = [{"prompt": f"Question {n}?", "chosen": f" yes {n} {n}.", "rejected": f" no {n}."} for n in range(4)]
+    found, _ = look([*pairs, {"prompt": "Which?", "chosen": f" {long}.", "rejected": f" {long}!!"}])
+    (near,) = [finding for finding in found["findings"] if finding["kind"] == "near duplicate"]
+    assert near["first"][0].endswith(":5: is nearly the pair's other answer")
+
+
 def test_one_answer_labelled_both_ways_is_found_in_all_its_rows(look):
     rows = good_rows(60)
     _, lines = look([*rows, rows[5] | {"label": True}, rows[8] | {"label": False}])
@@ -305,8 +313,8 @@ def test_what_eval_fraction_would_hold_out_is_counted_in_rows_prompts_and_classe
     assert asked < len(held), "some prompt has two rows"
     found, _ = look(rows, "--eval_fraction", "0.3")
     assert found["held_out"] == (
-        f"{len(held)} rows of {asked} prompts are held out to evaluate on ({desirable} desirable, "
-        f"{len(held) - desirable} undesirable); {60 - len(held)} rows of {50 - asked} prompts are left to train on"
+        f"held out to evaluate on: {len(held)} rows of {asked} prompts ({desirable} desirable, "
+        f"{len(held) - desirable} undesirable); left to train on: {60 - len(held)} rows of {50 - asked} prompts"
     )
     assert found["rows_kept"] == 60 - len(held)
     for row, is_out in zip(rows, drawn, strict=True):
