@@ -56,9 +56,10 @@ RULE = (
 
 
 # Names of a column whose set values say that the answer is undesirable, beside the words above.
-_UNDESIRABLE_NAMES = {*UNDESIRABLE_WORDS, "downvotes", "dislikes", "flagged", "toxic", "harmful", "unsafe"} - {
-    "no",
-    "n",
+_UNDESIRABLE_NAMES = {
+    *(word for word in UNDESIRABLE_WORDS if word not in ("no", "n")),
+    *("downvotes", "dislikes", "flag", "flagged", "toxic", "harmful", "unsafe", "offensive", "spam", "error", "failed"),
+    *("failure", "hallucination", "hallucinated", "complaint", "worse"),
 }
 _WHETHER = {"yes", "y", "no", "n"}  # the words that say whether, and not which
 

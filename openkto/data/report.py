@@ -7,6 +7,9 @@ from openkto.data.notes import INFORMATION, MERGED, SPECIAL_MARKUP, TEMPLATE_DIF
 
 logger = logging.getLogger(__name__)
 
+# Fields that are likely a part of what the answer answered.
+CONTEXT = ("history", "chat_history", "conversation_history", "system_prompt", "system_message", "context")
+
 
 @dataclass(frozen=True)
 class DataReport:
@@ -92,6 +95,12 @@ def _say_source(report: DataReport) -> None:
             logger.warning("warning: data: %s: %s", some_rows(count), WARNINGS[kind])
         else:
             logger.info("data: %s: %s", some_rows(count), INFORMATION[kind])
+    context = [name for name in report.unread if name.lower() in CONTEXT]
+    if context:
+        logger.warning(
+            "warning: data: %s: not read, so the model sees the prompts without it; put it into messages.",
+            ", ".join(context),
+        )
     if report.unread:
         more = ", ..." if len(report.unread) > 12 else ""
         logger.info("data: fields that are not read: %s%s", ", ".join(report.unread[:12]), more)

@@ -457,6 +457,10 @@ def test_what_became_of_text_prompts_and_fields_nobody_reads_are_counted_and_sai
     assert "data: 4 rows: the prompt is a plain text and goes through the chat template" in caplog.text
     assert "warning: data: 1 row: the completion begins with its own prompt" in caplog.text
     assert "data: fields that are not read: source" in caplog.text
+    assert "the model sees the prompts without it" not in caplog.text
+    make([{**row, "History": [["Hi", "Hello"]]} for row in rows(1, 1)])
+    said = "warning: data: History: not read, so the model sees the prompts without it; put it into messages."
+    assert said in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert make(data, tokenizer=byte_tokenizer(), apply_chat_template=False).report.notes["left plain"] == 4

@@ -176,7 +176,14 @@ def test_a_number_among_words_is_one_bad_row():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("thumbs_down", 1), ("thumbsDown", False), ("meta.is_bad", "yes"), ("Downvote", "TRUE"), ("not_helpful", "0")],
+    [
+        ("thumbs_down", 1),
+        ("thumbsDown", False),
+        ("meta.is_bad", "yes"),
+        ("Downvote", "TRUE"),
+        ("hallucination", 1),
+        ("not_helpful", "0"),
+    ],
 )
 def test_a_column_that_is_called_after_undesirable_answers_needs_its_values_explained(name, value):
     with pytest.raises(DataError, match=rf"f:1: {name} is called as if .* Pass --label_map 1=false 0=true") as caught:
