@@ -66,6 +66,7 @@ def test_the_default_learning_rate_is_higher_for_an_adapter(place):
     assert "learning_rate: 1.0e-05" in (place / "out/run.yaml").read_text()
 
 
+@pytest.mark.slow  # test_cli.py has one without an adapter, and test_config.py reads one back with every setting
 def test_the_written_run_file_starts_the_same_run_again(place):
     run_ranks(train.main, 1, place, flags(place, *LORA, "--target_modules", "q_proj", "v_proj"))
     first = [numbers(line) for line in lines(place / "out", "train")]

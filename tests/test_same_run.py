@@ -7,7 +7,6 @@ import shutil
 import pytest
 import safetensors.torch
 
-import openkto.commands.run
 from openkto.commands import evaluate, precompute_reference, train
 from openkto.distributed.agreement import check_all_agree, on_some_ranks
 from openkto.distributed.strategy import DeepspeedStrategy
@@ -27,7 +26,6 @@ def flags(place, **changes):
 
 
 def each_its_own(command, *argv):
-    openkto.commands.run.SECONDS_FOR_THE_FIRST_RANK = 0.0
     return run_to_status(argv[int(os.environ["RANK"])], command)
 
 
