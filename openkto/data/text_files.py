@@ -60,7 +60,7 @@ def text_lines(file: DataFile) -> Iterator[tuple[int, str]]:
 
     The text is strict UTF-8, or UTF-16 or UTF-32 where it begins with their mark.
     """
-    cure = "Save the file as UTF-8."
+    cure = f"Save the file as UTF-8{', in Excel as CSV UTF-8' if file.container == '.csv' else ''}."
     lines = _byte_lines(file)
     first = next(lines, b"")
     wide = next((encoding for mark, encoding in WIDE_MARKS.items() if first.startswith(mark)), None)

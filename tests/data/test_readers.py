@@ -152,9 +152,8 @@ def test_another_encoding_is_named_with_its_line_and_byte(tmp_path, name):
     first, second = {"a.jsonl": ('{"a": 1}', '{"a": "ü"}'), "a.csv": ("a", "ü"), "a.json": ("[1,", '"ü"]')}[name]
     path = write(tmp_path / name, (first + "\n" + second).encode("latin-1"))
     column = second.index("ü") + 1
-    assert error_of(path) == (
-        f"{path}:2: must be UTF-8 text; got the byte 0xfc at column {column}. Save the file as UTF-8."
-    )
+    cure = "Save the file as UTF-8, in Excel as CSV UTF-8." if name == "a.csv" else "Save the file as UTF-8."
+    assert error_of(path) == f"{path}:2: must be UTF-8 text; got the byte 0xfc at column {column}. {cure}"
 
 
 @pytest.mark.parametrize(
