@@ -39,6 +39,8 @@ def main(argv: list[str]) -> None:
     """
     config, options = parse(argv, "inspect")
     page = Path(options.output or PAGE)
+    if page.is_dir():
+        raise ConfigError(f"--output: must be a page that can be written; got the folder {page}. Name a file.")
     rows_file = page.with_suffix(".rows.jsonl")
     with _opened(rows_file) as listed, tempfile.TemporaryDirectory(prefix="openkto-inspect-") as scratch:
         found, samples = inspect(config, options, Path(scratch), listed)

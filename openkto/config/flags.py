@@ -164,8 +164,11 @@ def _read_flags(argv: list[str], command: Command) -> dict[str, Given]:
             ) from None
         raise ConfigError(f"command line: must be flags with their values; got {error}. See --help.") from None
     if strays:
-        is_file = strays[0].endswith((".yaml", ".yml"))
-        cure = f"Write --config {strays[0]} for a file of settings." if is_file else "See --help."
+        cure = "See --help."
+        if strays[0].endswith((".yaml", ".yml")):
+            cure = f"Write --config {strays[0]} for a file of settings."
+        elif strays[0].endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet")):
+            cure = f"Write --{'eval_' if command == 'evaluate' else ''}dataset {strays[0]} for a file of rows."
         raise ConfigError(f"command line: a value must follow its flag; got {' '.join(strays)!r}. {cure}")
     return {name: Given(f"--{name}", raw) for name, raw in vars(found).items()}
 

@@ -170,6 +170,8 @@ SENTENCES = [
     ("-beta 1", "-beta: must be a flag of openkto train; got an unknown one. The most similar name is --beta."),
     ("--beta", "--beta: needs a value; got none. Give one; write --beta=VALUE if it begins with a dash."),
     ("--beta 1 stray", "command line: a value must follow its flag; got 'stray'. See --help."),
+    ("--beta 1 rows.csv", "command line: a value must follow its flag; got 'rows.csv'. "
+     "Write --dataset rows.csv for a file of rows."),
     ("--beta 1 run.yaml", "command line: a value must follow its flag; got 'run.yaml'. "
      "Write --config run.yaml for a file of settings."),
     ("--beta x", "--beta: must be a number above 0; got 'x'. Correct it, or leave it out."),

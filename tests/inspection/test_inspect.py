@@ -356,6 +356,10 @@ def test_bad_input_is_answered_by_a_sentence(tmp_path, model):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--output: must be a page that can be written"):
         main(["--pretrain", str(model), "--dataset", "a.jsonl", "--output", str(tmp_path / "file/a.html")])
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=r"--output: must be a page that can be written; got the folder .*folder"):
+        main(["--pretrain", str(model), "--dataset", "a.jsonl", "--output", str(tmp_path / "folder")])
+    assert not (tmp_path / "folder.rows.jsonl").exists()
 
 
 def test_reading_rows_and_comparing_them_does_not_import_torch():
