@@ -21,6 +21,7 @@ Note = Literal[
     "foreign markup",
     "asks as a transcript",
     "answers as a transcript",
+    "carriage returns",
 ]
 
 # What is worth a warning is so because training continues with something that inference is unlikely to see.
@@ -38,6 +39,7 @@ WARNINGS: dict[str, str] = {
     " one user message; give messages in its place",
     "answers as a transcript": "the completion begins with the mark of a speaker (Assistant: or User:), which the model"
     " learns to write; leave it out",
+    "carriage returns": "the completion holds Windows' line ends (\\r\\n), which the model learns to write; write \\n",
     "wrapped twice": "the prompt already holds the chat template's markup and was wrapped in it again, as"
     " --apply_chat_template asks; leave the flag out to take such prompts as they are",
     "tools left out": "the chat template does not render the field tools: the model sees no description of them, here"

@@ -145,6 +145,7 @@ class RowMaker:
         _check_not_empty(place, completion)
         if self._settings.input_template is not None:
             prompt = self._settings.input_template.replace("{}", prompt)
+        notes = (*notes, "carriage returns") if "\r\n" in completion else notes
         return Row(place, prompt, completion, label, weight=weight, notes=notes)
 
     def _message_row(
@@ -173,6 +174,8 @@ class RowMaker:
                 notes = (*notes, "repeats the prompt")
         if "wrapped twice" not in notes:
             notes = (*notes, *signs_in(messages))
+        if any("\r\n" in str(message["content"]) for message in answer if message["role"] == "assistant"):
+            notes = (*notes, "carriage returns")
         kwargs = {
             **self._settings.chat_template_kwargs,
             **read_template_kwargs(place, record.get("chat_template_kwargs")),

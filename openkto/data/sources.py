@@ -189,7 +189,9 @@ def _file(path: Path, name: str = "") -> Part:
     file = DataFile(path, name or str(path))
     if file.container not in READERS or (file.compression and file.container not in TEXT_CONTAINERS):
         got = shorten(file.container + file.compression)
-        raise data_error(file.name, f"a data file's name must end in one of {SUFFIXES}", got, "Convert the file.")
+        is_table = file.container in (".xlsx", ".xls", ".ods", ".numbers")
+        cure = "Save the table as CSV UTF-8." if is_table else "Convert the file, or rename it if it is one of these."
+        raise data_error(file.name, f"a data file's name must end in one of {SUFFIXES}", got, cure)
     _check_readable(path)
     check_first_bytes(file)
     return Part(file.name, file=file)

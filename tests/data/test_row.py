@@ -87,6 +87,13 @@ def test_a_piece_of_a_transcript_that_becomes_a_message_is_noted(prompt, complet
     assert read({**TEXT, "prompt": prompt, "completion": completion}, True).notes == ("wrapped", *notes)
 
 
+def test_line_ends_of_windows_in_an_answer_are_noted():
+    row = {**TEXT, "completion": "one\r\ntwo"}
+    assert read(row, False).notes == ("carriage returns",)
+    assert read(row, True).notes == ("wrapped", "carriage returns")
+    assert read({**TEXT, "prompt": "one\r\ntwo"}, False).notes == ()
+
+
 def chat_tokenizer(name="", token=None):
     """Return a tokenizer without a template, of that name, or with that token."""
     tokenizer = byte_tokenizer(chat_template=None)

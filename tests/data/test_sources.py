@@ -87,8 +87,11 @@ def test_an_unknown_suffix_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     assert error_of(tmp_path / "a.txt") == (
         f"{tmp_path}/a.txt: a data file's name must end in one of .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow;"
-        " text files also with .gz, .bz2, .xz, .zst behind; got '.txt'. Convert the file."
+        " text files also with .gz, .bz2, .xz, .zst behind; got '.txt'. Convert the file, or rename it"
+        " if it is one of these."
     )
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    assert error_of(tmp_path / "a.xlsx").endswith("got '.xlsx'. Save the table as CSV UTF-8.")
 
 
 @pytest.mark.parametrize(
