@@ -104,7 +104,7 @@ def test_what_would_stop_or_spoil_the_run_was_said_by_the_command_before(place):
     assert advice
     assert advice[1] in COMMANDS["train"]
     assert "the model hardly changes" not in done["train"].log
-    held_out = re.search(r"--eval_fraction: (\d+) rows of", done["inspect"].output)
+    held_out = re.search(r"--eval_fraction: held out to evaluate on: (\d+) rows of", done["inspect"].output)
     assert held_out
     assert re.search(rf"^rows +{held_out[1]}$", done["evaluate"].output, re.MULTILINE)
 
