@@ -1,10 +1,12 @@
 """What killed writers leave is told from what is being written."""
 
+import json
 import os
 import subprocess
 import sys
 import time
 
+from openkto.commands.evaluate import write_numbers
 from openkto.files import SECONDS_OF_A_STRANGER, delete_leftovers, scratch_name
 
 WRITE = "import openkto.files as f; print(f.scratch_name('rows'))"
@@ -48,3 +50,14 @@ def test_a_link_goes_and_what_it_leads_to_stays(tmp_path):
     delete_leftovers(tmp_path)
     assert names(tmp_path) == ["kept"]
     assert (tmp_path / "kept/file").exists()
+
+
+def test_the_numbers_of_an_earlier_evaluation_are_kept_unless_the_file_was_named(tmp_path):
+    output = tmp_path / "evaluation.json"
+    for loss in (0.5, 0.5, 0.25):
+        write_numbers({"held_out": {"loss": loss}}, output, replaces=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluation.1.json", "evaluation.json"]
+    assert json.loads((tmp_path / "evaluation.1.json").read_text())["held_out"]["loss"] == 0.5
+    write_numbers({"held_out": {"loss": 0.125}}, output, replaces=True)
+    assert json.loads(output.read_text())["held_out"]["loss"] == 0.125
+    assert len(list(tmp_path.iterdir())) == 2

@@ -12,7 +12,7 @@ from openkto.config import RunConfig
 from openkto.config.flags import parse
 from openkto.config.run_options import RunOptions
 from openkto.errors import ConfigError, StopError
-from openkto.files import make_writable
+from openkto.files import make_writable, numbered
 from openkto.process.stops import StopRequest
 from openkto.process.watchdog import Watchdog
 
@@ -40,8 +40,7 @@ def main(argv: list[str]) -> None:
             results = evaluate(config, options, stop, watchdog)
     if results is not None and rank == 0:
         print(table(results))
-        output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-        log.info("the numbers are in %s", output)
+        write_numbers(results, output, replaces=options.output is not None)
 
 
 def evaluate(config: RunConfig, options: RunOptions, stop: StopRequest, watchdog: Watchdog) -> dict[str, Any] | None:
@@ -167,6 +166,16 @@ def output_file(config: RunConfig, options: RunOptions) -> Path:
         return Path(options.output)
     has_run = "save_path" not in options.given and Path(config.model.pretrain, "run.yaml").is_file()
     return Path(config.model.pretrain if has_run else config.output.save_path, "evaluation.json")
+
+
+def write_numbers(results: dict[str, Any], output: Path, *, replaces: bool) -> None:
+    """Write the numbers; an earlier evaluation's are kept, unless the file was named to be replaced."""
+    text = json.dumps(results, indent=2) + "\n"
+    if not replaces and output.exists() and output.read_text(encoding="utf-8") != text:
+        kept = output.rename(numbered(output))
+        log.info("an earlier evaluation's numbers are kept as %s", kept)
+    output.write_text(text, encoding="utf-8")
+    log.info("the numbers are in %s", output)
 
 
 def prepare_output(path: Path) -> Path:
