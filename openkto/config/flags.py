@@ -231,6 +231,7 @@ def _check_names(argv: list[str], command: Command) -> None:
     lists = {name for name, item in settings().items() if is_list(item)}
     offered = _offered(command) | {"help", "version"}
     seen: set[str] = set()
+    unknown: dict[str, str] = {}
     for token in argv:
         is_flag = token.startswith("--") or (re.match("-[A-Za-z]", token) and " " not in token)
         if not is_flag or token == "-h":
@@ -241,13 +242,15 @@ def _check_names(argv: list[str], command: Command) -> None:
             other = "training" if name in TRAIN_ONLY else "train and evaluate"
             raise ConfigError(f"{dashed}: belongs to {other}; got it for {command}. Leave it out.")
         if name not in offered or not token.startswith("--"):
-            raise ConfigError(
-                f"{dashed}: must be a flag of openkto {command}; got an unknown one. {advice_on(name, offered)}"
-            )
+            unknown[dashed] = advice_on(name, offered)
+            continue
         if name in seen and name in {*lists, "config"}:
             cure = "Put all its values after one." if name in lists else "Give one file."
             raise ConfigError(f"{dashed}: may be given only once; got it twice. {cure}")
         seen.add(name)
+    if unknown:
+        (first, advice), *others = unknown.items()
+        raise ConfigError(f"{first}: must be a flag of openkto {command}; got an unknown one. {advice}{_more(others)}")
 
 
 def _read_yaml(path: str) -> dict[str, Given]:
@@ -273,6 +276,7 @@ def _read_yaml(path: str) -> dict[str, Given]:
         raise ConfigError(f"{path}: must hold lines of the form 'name: value'; got {got}. See configs/ for examples.")
     found: dict[str, Given] = {}
     known = set(settings())
+    unknown: dict[str, str] = {}
     for key_node, value_node in root.value:
         key = str(key_node.value)
         place = f"{path}: {key}"
@@ -281,8 +285,8 @@ def _read_yaml(path: str) -> dict[str, Given]:
                 f"{place}: must be a setting; got a section. Write its settings without it: names are flat."
             )
         if key not in known:
-            advice = advice_on(key, known, as_keys=True)
-            raise ConfigError(f"{place}: must be a setting; got an unknown name. {advice}")
+            unknown[key] = advice_on(key, known, as_keys=True)
+            continue
         if key in found:
             line = key_node.start_mark.line + 1
             raise ConfigError(f"{path}:{line}: a key may be given only once; got {key!r} again. Keep one of the two.")
@@ -290,7 +294,15 @@ def _read_yaml(path: str) -> dict[str, Given]:
             found[key] = Given(place, json.dumps(yaml.SafeLoader("").construct_document(value_node), default=str))
             continue
         found[key] = Given(place, _plain(value_node, place))
+    if unknown:
+        (first, advice), *others = unknown.items()
+        raise ConfigError(f"{path}: {first}: must be a setting; got an unknown name. {advice}{_more(others)}")
     return found
+
+
+def _more(others: list[tuple[str, str]]) -> str:
+    """Say the same of other unknown names: all of another trainer's in one answer, not in one start each."""
+    return f" Unknown too: {' '.join(f'{name}: {advice}' for name, advice in others)}" if others else ""
 
 
 def _entry(node: yaml.Node, place: str) -> str:

@@ -46,6 +46,20 @@ def test_another_trainers_flag_is_answered_with_what_to_do_here(flag, advice):
     assert sentence.startswith(f"{flag}: must be a flag of openkto train; got an unknown one. {advice}")
 
 
+def test_all_flags_and_keys_of_another_trainer_are_answered_at_once(tmp_path):
+    said = refusal(["--model_name_or_path", "m", "--dataset", "x", "--output_dir", "o", "--num_train_epochs", "1"])
+    assert said == (
+        "--model_name_or_path: must be a flag of openkto train; got an unknown one. Its name here is --pretrain. "
+        "Unknown too: --output_dir: Its name here is --save_path. --num_train_epochs: Its name here is --max_epochs."
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text("model_name_or_path: m\ndataset: x\noutput_dir: o\n")
+    assert refusal(["--config", str(file)]) == (
+        f"{file}: model_name_or_path: must be a setting; got an unknown name. Its name here is pretrain. "
+        "Unknown too: output_dir: Its name here is save_path."
+    )
+
+
 def test_another_trainers_key_is_answered_with_keys(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("gradient_accumulation_steps: 4\n")
