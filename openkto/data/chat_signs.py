@@ -12,6 +12,10 @@ TRANSCRIPT = re.compile(r"(?im)^\s*(?:#+\s*)?(?:user|human|assistant|instruction
 MARKUP = re.compile(r"<\|im_start\|>|<\|start_header_id\|>|\[INST\]|<start_of_turn>|<\|(?:user|assistant|system)\|>")
 NEXT_SPEAKER = re.compile(r"(?i)(?:^|\n)\W*(?:assistant|ai|bot|gpt)\W*:\W*$")
 SPEAKER = re.compile(r"(?i)\s*\W{0,3}(?:user|human|assistant|ai|bot|gpt)\W{0,3}?:")
+# Of an answer that was cut from another model's text; </s> is also HTML's.
+END_MARKUP = re.compile(
+    r"<\|(?:im_end|im_start|eot_id|end_of_text|endoftext|end)\|>|<end_of_turn>|\[/INST\]|</s>(?=\s*$)"
+)
 LEAST_TURNS = 2  # lines that begin so
 # How the makers of chat models mark them in their names.
 CHAT_NAME = re.compile(r"(?i)(?:^|[-_.])(?:chat|instruct|it|sft|dpo)(?:$|[-_.])")

@@ -22,6 +22,7 @@ Note = Literal[
     "asks as a transcript",
     "answers as a transcript",
     "carriage returns",
+    "foreign end",
 ]
 
 # What is worth a warning is so because training continues with something that inference is unlikely to see.
@@ -40,6 +41,8 @@ WARNINGS: dict[str, str] = {
     "answers as a transcript": "the completion begins with the mark of a speaker (Assistant: or User:), which the model"
     " learns to write; leave it out",
     "carriage returns": "the completion holds Windows' line ends (\\r\\n), which the model learns to write; write \\n",
+    "foreign end": "the completion holds the markup of a chat template that is not this tokenizer's (<|im_end|> or the"
+    " like), which it reads as plain text and the model learns to write; leave it out",
     "wrapped twice": "the prompt already holds the chat template's markup and was wrapped in it again, as"
     " --apply_chat_template asks; leave the flag out to take such prompts as they are",
     "tools left out": "the chat template does not render the field tools: the model sees no description of them, here"

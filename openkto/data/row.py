@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from openkto.data.chat_signs import signs_in, signs_of_transcript
+from openkto.data.chat_signs import END_MARKUP, signs_in, signs_of_transcript
 from openkto.data.fields import find
 from openkto.data.messages import (
     Message,
@@ -124,6 +124,13 @@ class RowMaker:
             return "left plain" if is_plain else "wrapped"
         return "template missing" if template is not None and template.is_missing and not is_plain else None
 
+    def _signs_in_answer(self, texts: list[str]) -> tuple[Note, ...]:
+        """Return what an answer holds that a model should not learn to write."""
+        notes: tuple[Note, ...] = ("carriage returns",) if any("\r\n" in text for text in texts) else ()
+        found = [match.group() for text in texts for match in END_MARKUP.finditer(text)]
+        is_foreign = self._template is not None and not all(map(self._template.is_special, found))
+        return (*notes, "foreign end") if is_foreign else notes
+
     def _text_row(
         self,
         place: str,
@@ -145,7 +152,7 @@ class RowMaker:
         _check_not_empty(place, completion)
         if self._settings.input_template is not None:
             prompt = self._settings.input_template.replace("{}", prompt)
-        notes = (*notes, "carriage returns") if "\r\n" in completion else notes
+        notes = (*notes, *self._signs_in_answer([completion]))
         return Row(place, prompt, completion, label, weight=weight, notes=notes)
 
     def _message_row(
@@ -174,8 +181,8 @@ class RowMaker:
                 notes = (*notes, "repeats the prompt")
         if "wrapped twice" not in notes:
             notes = (*notes, *signs_in(messages))
-        if any("\r\n" in str(message["content"]) for message in answer if message["role"] == "assistant"):
-            notes = (*notes, "carriage returns")
+        said = [str(message["content"]) for message in answer if message["role"] == "assistant"]
+        notes = (*notes, *self._signs_in_answer(said))
         kwargs = {
             **self._settings.chat_template_kwargs,
             **read_template_kwargs(place, record.get("chat_template_kwargs")),

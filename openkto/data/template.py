@@ -41,6 +41,10 @@ class ChatTemplate:
         """What the template came with, for a sentence."""
         return self._tokenizer.name_or_path or "the tokenizer"
 
+    def is_special(self, text: str) -> bool:
+        """Return whether a text is one of the tokenizer's special tokens."""
+        return self._special.fullmatch(text) is not None
+
     def source(self, tools: list[object] | None) -> str:
         """Return the template's text, with its date fixed; some models have one of their own for tools."""
         text = self._tokenizer.get_chat_template(tools=tools)

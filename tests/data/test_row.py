@@ -94,6 +94,18 @@ def test_line_ends_of_windows_in_an_answer_are_noted():
     assert read({**TEXT, "prompt": "one\r\ntwo"}, False).notes == ()
 
 
+@pytest.mark.parametrize("answer", ["hello<|im_end|>", "hello <end_of_turn>\n", "hello [/INST]", "hello<|eot_id|>"])
+def test_another_templates_markup_in_an_answer_is_noted(answer):
+    assert read({**TEXT, "completion": answer}, True).notes == ("wrapped", "foreign end")
+    chat = {"prompt": [USER], "completion": [{"role": "assistant", "content": answer}], "label": True}
+    assert read(chat, True).notes == ("foreign end",)
+
+
+@pytest.mark.parametrize("answer", ["hello</s>", "hello<|end|>", "<s>struck</s> out", "an <|end"])
+def test_the_tokenizers_own_markup_in_an_answer_is_not_anothers(answer):
+    assert read({**TEXT, "completion": answer}, True).notes == ("wrapped",)
+
+
 def chat_tokenizer(name="", token=None):
     """Return a tokenizer without a template, of that name, or with that token."""
     tokenizer = byte_tokenizer(chat_template=None)
