@@ -25,7 +25,7 @@ from openkto.files import delete, delete_leftovers, flush_to_disk, hash_file, sc
 log = logging.getLogger(__name__)
 
 # To be raised whenever the same data and settings give other tokens, other columns or other notes.
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 REPORT_FILE = "report.json"
 ROWS_FILE = "rows.arrow"
 HASHES_FILE = "hashes.json"

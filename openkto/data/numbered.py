@@ -9,6 +9,7 @@ from openkto.data.row import Row, RowSettings
 from openkto.data.rows import RowReader
 from openkto.data.sources import Source
 from openkto.data.template import ChatTemplate
+from openkto.errors import DataError
 from openkto.process.limits import ROW_CHARACTERS
 
 Record = tuple[str, str, object]  # of which file, where, what
@@ -54,9 +55,18 @@ class NumberedRows:
             number, self.next_row = self.next_row, self.next_row + self.reader.rows_of(value)
             yield number, rows
 
-    def skip_rest(self) -> None:
-        """Count the records beyond max_samples, too: the next source's numbers follow the full size of this one."""
-        self.next_row += sum(self.reader.rows_of(value) for _, _, value in self._records)
+    def has_more(self) -> bool:
+        """Take a record beyond max_samples, and return whether there is one; it may be broken."""
+        try:
+            return next(self._records, None) is not None
+        except DataError:
+            return True
+
+    def skip_rest(self) -> int:
+        """Count the rows beyond max_samples, too: the next source's numbers follow the full size of this one."""
+        rest = sum(self.reader.rows_of(value) for _, _, value in self._records)
+        self.next_row += rest
+        return rest
 
 
 def _look_ahead(records: Iterator[Record]) -> deque[Record]:

@@ -156,8 +156,8 @@ class Preparation:
         if reader.note:
             self._findings.add(source.name, reader.note)
         self._counts.unread += [name for name in reader.unread if name not in self._counts.unread]
-        if not is_last:
-            source_rows.skip_rest()
+        if source_rows.has_more() if is_last else source_rows.skip_rest() > 0:
+            self._findings.add(source.name, f"only its first {self._max_samples} records are read (--max_samples)")
         return source_rows.next_row
 
     def _write_batch(self, batch: list[tuple[int, list[Row]]], writer: Any) -> int:

@@ -133,6 +133,10 @@ def test_what_lies_beyond_max_samples_may_be_broken(write_lines):
     first = write_lines([*rows(1, 1), "{broken", '"no object"'], "a.jsonl")
     dataset = make([first, write_lines(rows(1, 0), "b.jsonl")], max_samples=2)
     assert dataset.rows.tolist() == [0, 1, 4]
+    assert dataset.report.findings == [f"{first}: only its first 2 records are read (--max_samples)"]
+    last = make(write_lines([*rows(1, 1), "{broken"], "c.jsonl"), max_samples=2)
+    assert last.report.findings[0].endswith("c.jsonl: only its first 2 records are read (--max_samples)")
+    assert make(write_lines(rows(1, 1), "d.jsonl"), max_samples=2).report.findings == []
 
 
 def test_the_first_bad_row_is_named_also_where_a_later_one_is_found_sooner(write_lines):
