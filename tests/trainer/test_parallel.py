@@ -152,7 +152,7 @@ FOLLOWING = {"ref_sync_steps": 1, "ref_sync_alpha": 0.5}
     [
         slow(SPLIT, REENTRANT | {"zero_stage": 3}),
         slow(SPLIT, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
-        (SPLIT, OFFLOADED),
+        slow(SPLIT, OFFLOADED),
         slow(SPLIT, FOLLOWING | {"zero_stage": 0}),
         slow(SPLIT, FOLLOWING | {"zero_stage": 3}),
         slow(SPLIT, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
@@ -161,7 +161,8 @@ FOLLOWING = {"ref_sync_steps": 1, "ref_sync_alpha": 0.5}
         (SHARED, REENTRANT | {"lora": LORA, "ref_mode": "adapter", "zero_stage": 1}),
         slow(SHARED, OFFLOADED),
         slow(SHARED, FOLLOWING | {"zero_stage": 3}),
-        (SHARED, {"gradient_checkpointing": "selective", "zero_stage": 3}),
+        (SHARED, {"gradient_checkpointing": "selective", "zero_stage": 2}),
+        slow(SHARED, {"gradient_checkpointing": "selective", "zero_stage": 3}),
         slow(SHARED, {"loss_type": "kto_humanline", "zero_stage": 1, "gradient_checkpointing": True}),
         slow(SHARED, {"loss_type": "bco", "sft_loss_coef": 0.5}),
         slow(SHARED, {"lora": LoraConfig(lora_rank=4, use_dora=True), "ref_mode": "adapter", "zero_stage": 2}),
