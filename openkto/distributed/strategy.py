@@ -23,7 +23,7 @@ from openkto.distributed.agreement import check_all_agree
 from openkto.distributed.ds_config import Precision, deepspeed_config, flat_config, frozen_config, merge_user_config
 from openkto.distributed.engine_state import load_engine, save_engine
 from openkto.distributed.gather import gather_lines, whole_shape
-from openkto.distributed.heap import give_back_free_pages
+from openkto.distributed.heap import Heap
 from openkto.distributed.launch import check_computes, start_process
 from openkto.distributed.mesh import Mesh, make_mesh
 from openkto.distributed.optimizer import cpu_adam, has_cpu_adam, parameter_groups
@@ -90,7 +90,7 @@ class DeepspeedStrategy:
         )
         if ds_config is not None:
             self.config = merge_user_config(self.config, ds_config, train_batch_size, sequence_parallel_size)
-        self.device = torch.device("cpu")
+        self.device, self.heap = torch.device("cpu"), Heap()
         self.rank = 0
         self.local_rank = 0
         self.world_size = 1
@@ -292,9 +292,8 @@ class DeepspeedStrategy:
         """
         engine.set_gradient_accumulation_boundary(is_last)
         averaged_over = self.data_size if self.mesh.cut == "weights" else self.world_size
-        engine.backward(loss * averaged_over, scale_wrt_gas=False)
-        if self.device.type == "cpu":
-            give_back_free_pages()
+        with self.heap.during_backward() if self.device.type == "cpu" else contextlib.nullcontext():
+            engine.backward(loss * averaged_over, scale_wrt_gas=False)
 
     def step(self, engine: Any) -> StepResult:
         """Clip, update and clear the gradients.
