@@ -5,8 +5,8 @@
 A random-weight Llama of 32M parameters, float32, the reference's log-probabilities cached. Useful FLOPs (see
 `openkto/report/flops.py`) over the seconds of a step, over the rate at which the same process multiplies matrices
 before and after that step: those of the model's own layers with the tokens of a large micro-batch, and large square
-ones, by torch's products and by oneDNN's, which training takes on a CPU. The best shape counts. The tables are printed
-last.
+ones, by torch's products and by oneDNN's, which the layers take on a CPU that is not Intel's. The best shape counts.
+The tables are printed last.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from openkto.models.onednn import linear
 
 TOKENS = 2048  # rows of the matrices, about a micro-batch
 SECONDS_A_SHAPE = 0.25
-WAYS = {"torch's": F.linear, "oneDNN's": linear}  # the second is what training takes on a CPU
+WAYS = {"torch's": F.linear, "oneDNN's": linear}
 
 
 def matrix_rates(

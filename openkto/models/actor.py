@@ -28,7 +28,7 @@ from openkto.models.kernels import compile_layers
 from openkto.models.loading import load_model
 from openkto.models.log_probs import logit_map_of, row_sums, token_entropies, token_log_probs
 from openkto.models.lora_targets import describe_targets
-from openkto.models.onednn import use_onednn
+from openkto.models.onednn import is_faster_here, use_onednn
 from openkto.models.packed_attention import PACKED, Sharers
 from openkto.models.packing import PACKING_ATTENTION, own_slice, pack, predictors, start_packing
 from openkto.models.randomness import disable_randomness
@@ -164,7 +164,7 @@ class Actor(nn.Module):
 
     def run_on(self, device: torch.device) -> None:
         """Take the layers that are fast on a device; parameters stay the same objects, where they are."""
-        if device.type == "cpu":
+        if device.type == "cpu" and is_faster_here():
             use_onednn(self)
 
     def share_tokens(self, sharers: Sharers) -> None:

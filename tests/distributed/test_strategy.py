@@ -12,6 +12,7 @@ from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.distributed.zero_options import ZeroOptions
 from openkto.errors import ConfigError, TrainingError
 from openkto.models import Actor
+from openkto.models.onednn import is_faster_here
 from tests.helpers.records import lines as lines_of
 from tests.ranks import run_ranks
 from tests.tiny import make_trainer, quiet_args, tiny_llama, token_rows
@@ -225,7 +226,7 @@ def test_offload_flags_train_and_norms_do_not_decay(tmp_path):
         assert applied
         assert difference == 0.0
         assert decays == [0.1, 0.0]
-        assert products == {"openkto.models.onednn"}
+        assert products == {"openkto.models.onednn" if is_faster_here() else "torch.nn.modules.linear"}
 
 
 def fp16_run(folder, zero_stage, factor, steps):

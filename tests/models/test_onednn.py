@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from openkto.models import onednn
+from openkto.models import Actor, onednn
 from openkto.models.onednn import linear, use_onednn
-from tests.tiny import Count
+from tests.tiny import Count, tiny_llama
 
 
 def layers(*, bias=True, inside=48, outside=80):
@@ -72,6 +72,19 @@ def test_other_layers_are_torchs(case, monkeypatch):
         result = layer(inputs)
     assert "openkto::product" not in seen.runs
     assert result.dtype == (torch.bfloat16 if case in ("half", "autocast") else torch.float32)
+
+
+@pytest.mark.parametrize(("maker", "products"), [("AuthenticAMD", 1), ("GenuineIntel", 0), (None, 1)])
+def test_layers_are_torchs_on_an_intel_processor(maker, products, tmp_path, monkeypatch):
+    monkeypatch.setattr(onednn, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    if maker is not None:
+        onednn.CPU_INFO.write_text(f"processor\t: 0\nvendor_id\t: {maker}\n", encoding="utf-8")
+    actor = Actor(tiny_llama())
+    actor.run_on(torch.device("cpu"))
+    with Count() as seen:
+        actor.body.layers[0].self_attn.q_proj(torch.randn(2, 32))
+    assert seen.runs.get("openkto::product", 0) == products
 
 
 def test_a_wrong_shape_is_torchs_error():
