@@ -44,19 +44,23 @@ def draw_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [as_row(text(PROMPT_LENGTHS), text(COMPLETION_LENGTHS), is_desirable=i % 2 == 0) for i in range(count)]
 
 
-def draw_shares(count: int, tokens: int, share: float, answers: int = 1, seed: int = 0) -> list[dict[str, Any]]:
+def draw_shares(
+    count: int, tokens: int, share: float, answers: int = 1, spread: float = 0.0, seed: int = 0
+) -> list[dict[str, Any]]:
     """Return rows of made-up words, half of them desirable, of whose tokens prompts have about this share.
 
     Args:
-        tokens: of a row, about, where `train_tokenizer` has seen the rows: a word is then one. Each prompt and each
-            completion has half to one and a half of its part of them.
+        tokens: of a row, about, where `train_tokenizer` has seen the rows: a word is then one.
         answers: how many rows, one after the other, have a prompt in common.
+        spread: standard deviation of the logarithm of a prompt's length, and of a completion's; 0 draws each between
+            half and one and a half of the mean.
     """
     rng = random.Random(seed)
     words = made_up_words(rng)
 
     def text(mean: float) -> str:
-        return words(max(1, round(mean * rng.uniform(0.5, 1.5))))
+        factor = rng.lognormvariate(-(spread**2) / 2, spread) if spread else rng.uniform(0.5, 1.5)
+        return words(max(1, round(mean * factor)))
 
     prompts = [text(share * tokens) for _ in range(-(-count // answers))]
     return [as_row(prompts[i // answers], text((1 - share) * tokens), is_desirable=i % 2 == 0) for i in range(count)]

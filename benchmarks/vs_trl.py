@@ -1,6 +1,6 @@
 """OpenKTO against TRL in one run: the same rows, model, global batches and precision, a step and whole epochs.
 
-    python -m benchmarks.vs_trl [--rows FILE] [--prompts 20 50 80] [--batch 8] [--steps 2] [--epochs 1 3]
+    python -m benchmarks.vs_trl [--rows FILE] [--prompts 20 50 80] [--spread 1] [--batch 8] [--steps 2] [--epochs 1 3]
 
 A random-weight Llama of 32M parameters in float32 on a CPU. Each side is a process of its own, and the sides take
 turns; all train on the same rows, in epochs of a few steps. Of each side the table has the seconds of a step, those
@@ -74,6 +74,9 @@ def main(argv: list[str]) -> int:
     add_arguments(parser, batch=8, steps=2, max_len=1024, steps_are="steps in an epoch")
     parser.add_argument("--prompts", type=int, nargs="+", default=[], help="percents of the tokens, of drawn rows")
     parser.add_argument("--tokens", type=int, default=256, help="in a row of those, about (%(default)s)")
+    parser.add_argument(
+        "--spread", type=float, default=0.0, help="of their lengths: standard deviation of the logarithm (%(default)s)"
+    )
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 3], help="of the runs (%(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="how often each side runs (%(default)s)")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["openkto", "openkto-model", "trl-best", "trl"])
@@ -104,7 +107,9 @@ def row_sets(args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Return the rows to measure on, by name; more than are needed, since some may not fit."""
     wanted = 2 * args.batch * args.steps
     found = {} if args.rows is None else {args.rows.name: read_rows(args.rows)}
-    found |= {f"drawn, prompts {share}%": draw_shares(wanted, args.tokens, share / 100) for share in args.prompts}
+    for share in args.prompts:
+        name = f"drawn, prompts {share}%" + (f", spread {args.spread:g}" if args.spread else "")
+        found[name] = draw_shares(wanted, args.tokens, share / 100, spread=args.spread)
     return found or {"drawn, as long as real ones": draw_rows(wanted)}
 
 

@@ -75,6 +75,12 @@ def test_drawn_prompts_have_their_share_of_the_tokens(tmp_path):
         assert np.unique(data.prompt_keys, return_counts=True)[1].tolist() == [2] * 20
 
 
+def test_drawn_lengths_are_spread_as_asked_for():
+    words = np.array([len(row["completion"][0]["content"].split()) for row in draw_shares(800, 400, 0.5, spread=1.0)])
+    assert np.log(words).std() == pytest.approx(1.0, abs=0.1)
+    assert words.mean() == pytest.approx(200, rel=0.15)
+
+
 def watched_steps(folder):
     watch = StepWatch()
     trainer, _ = make_trainer(token_rows([True, False] * 8), batch=8, steps=3)
