@@ -7,6 +7,7 @@ import torch
 
 from openkto.config import LoraConfig
 from openkto.models import Actor
+from openkto.models.onednn import use_onednn
 from tests.helpers.runs import MIXED, assert_same, train
 from tests.ranks import run_ranks
 from tests.tiny import Count, tiny_llama
@@ -42,7 +43,7 @@ def runs(how, product):
     """Return how often a forward and backward run a product, attention and SiLU."""
     actor = Actor(tiny_llama(), gradient_checkpointing=how).train()
     if product == "openkto::product":
-        actor.run_on(torch.device("cpu"))
+        use_onednn(actor)
     with Count() as count:
         actor(IDS_BT, torch.ones_like(IDS_BT), MASK_BT).log_prob_B.sum().backward()
     attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
