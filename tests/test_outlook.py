@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from openkto.commands.data import check_has_metric, evaluation_sets, training_set
+from openkto.commands.data import check_has_metric, evaluation_sets, training_set, warn_of_shared_prompts
 from openkto.commands.outlook import (
     collisions,
     describe_checkpoints,
@@ -120,6 +120,28 @@ def test_an_evaluation_set_of_few_rows_is_warned_of_likewise(tmp_path, caplog):
         "warning: z_ref of the evaluation set held is a mean over 7 mismatched pairs, mostly chance below 8. Add rows "
         "to it."
     )
+
+
+def test_a_set_with_prompts_that_are_trained_on_is_warned_of_in_whatever_file_it_stands(tmp_path, caplog):
+    def ask(i, said):
+        return {"prompt": f"Is {i} even?", "completion": said, "label": i % 2 == 0}
+
+    files = {"rows": [ask(i, " yes") for i in range(12)], "other": [ask(i, " no") for i in range(9, 19)]}
+    files["new"] = [ask(i, " yes") for i in range(20, 30)]
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = run(
+        dataset=[f"{tmp_path}/rows.jsonl"],
+        eval_dataset=[f"same={tmp_path}/rows.jsonl", f"{tmp_path}/other.jsonl", f"{tmp_path}/new.jsonl"],
+        data_cache_dir=str(tmp_path / "cache"),
+    )
+    warn_of_shared_prompts(training_set(config, byte_tokenizer()), evaluation_sets(config, byte_tokenizer()))
+    say = (
+        "warning: the evaluation set {}: {} of its {} rows have a prompt that is trained on, so its numbers say "
+        "little of other prompts. Leave such rows out, or hold rows out with --eval_fraction."
+    )
+    said = [record.getMessage() for record in caplog.records if "is trained on" in record.getMessage()]
+    assert said == [say.format("same", 12, 12), say.format("other", 3, 10)]
 
 
 def test_a_set_of_which_one_text_is_over_half_is_warned_of_with_a_cure_that_can_help(tmp_path, caplog):

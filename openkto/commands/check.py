@@ -13,6 +13,7 @@ from openkto.commands.data import (
     evaluation_sets,
     stops_of_rows,
     training_set,
+    warn_of_shared_prompts,
     weights_of_classes,
 )
 from openkto.commands.outlook import say_outlook
@@ -44,6 +45,7 @@ def is_check(config: RunConfig, options: RunOptions, models: Models, tokenizer: 
         evaluated = check_evaluation(config, models, tokenizer)
         sets += evaluated.values()
         if trains:
+            warn_of_shared_prompts(sets[0], evaluated)
             choose_prompts(config, tokenizer, evaluated)
             check_push(config.output, makes=False)
         if options.preview:

@@ -15,7 +15,7 @@ from openkto.commands.same_run import check_same_rows
 from openkto.config import LossConfig, RunConfig, eval_sets, learning_rate_of, with_resolved
 from openkto.data.balance import describe_balance, resolve_weights
 from openkto.data.dataset import UnpairedPreferenceDataset
-from openkto.data.holdout import read_split
+from openkto.data.holdout import halves, read_split
 from openkto.distributed.agreement import on_some_ranks
 from openkto.distributed.strategy import DeepspeedStrategy
 from openkto.errors import DataError
@@ -88,6 +88,21 @@ def _warn_of_pairs(rows: UnpairedPreferenceDataset, what: str) -> None:
     count = fewest_collisions(rows.prompt_keys, rows.completion_keys)
     if count > 0:
         log.warning("warning: %s Add more varied rows to it.", own_pairs(count, len(rows), what, "it"))
+
+
+def warn_of_shared_prompts(rows: UnpairedPreferenceDataset, eval_rows: dict[str, UnpairedPreferenceDataset]) -> None:
+    """Warn of evaluation sets whose prompts are trained on, in whatever files they stand."""
+    trained = halves(rows.prompt_digests())
+    for name, held in eval_rows.items():
+        count = int(np.isin(halves(held.prompt_digests()), trained).sum())
+        if count:
+            log.warning(
+                "warning: the evaluation set %s: %d of its %d rows have a prompt that is trained on, so its numbers "
+                "say little of other prompts. Leave such rows out, or hold rows out with --eval_fraction.",
+                name,
+                count,
+                len(held),
+            )
 
 
 def _ends(tokenizer: Any) -> tuple[int, ...]:
@@ -203,6 +218,8 @@ def read_evaluation_sets(
     check_same_rows(strategy, rows, eval_rows)
     sets = [*([rows] if rows is not None else []), *eval_rows.values()]
     on_some_ranks(strategy, lambda: check_sets(config, models, sets), is_mine=True)
+    if rows is not None:
+        warn_of_shared_prompts(rows, eval_rows)
     return eval_rows
 
 

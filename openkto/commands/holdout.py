@@ -49,7 +49,7 @@ def split_of(config: RunConfig, rows: UnpairedPreferenceDataset) -> SplitFile:
         seed=config.train.seed,
         fraction=data.eval_fraction,
         rows=rows.rows[order].tolist(),
-        prompts=[digests[i].hex() for i in order],
+        prompts=[digests[i].tobytes().hex() for i in order],
         **settings_for(SplitFile, data),
     )
 

@@ -14,9 +14,7 @@ from openkto.config import (
     RunConfig,
     has_evaluation,
     is_adapter_folder,
-    path_of_entry,
     ref_is_adapter,
-    split_eval_set,
     trains_adapter,
 )
 from openkto.config.data_checks import check_data, check_holdout, check_mixing
@@ -258,11 +256,4 @@ def _training_warnings(config: RunConfig, place: Place) -> list[str]:
     warnings += engine_warnings(config, place)
     if config.optim.lr_scheduler not in FLOORED_SCHEDULES and config.optim.min_lr_ratio != OptimConfig().min_lr_ratio:
         warnings.append(f"{place('min_lr_ratio')}: has no effect, as {config.optim.lr_scheduler} has no floor.")
-    evaluated = {path_of_entry(entry) for _, entry in map(split_eval_set, config.data.eval_dataset)}
-    same = evaluated & set(map(path_of_entry, config.data.dataset))
-    warnings += [
-        f"{place('eval_dataset')}: {path} is trained on too, so its numbers say little about other rows."
-        for path in sorted(same)
-        if os.path.isfile(path)
-    ]
     return warnings

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import datasets
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from openkto.data import truncation as rule
 from openkto.data.chosen_rows import Columns, choose_rows
@@ -140,10 +141,10 @@ class UnpairedPreferenceDataset:
         kept = rule.kept_lengths(prompt_lengths, completion_lengths, max_len=self.max_len, truncation=self.truncation)
         return kept[0] + kept[1]
 
-    def prompt_digests(self) -> list[bytes]:
-        """Return what tells each row's prompt from others, whatever tokenizer and template it went through."""
-        digests = digests_in(datasets.Dataset.from_file(str(self._file)).data)
-        return [digest.tobytes() for digest in digests[self._index]]
+    def prompt_digests(self) -> NDArray[np.void]:
+        """Return what tells each row's prompt from others, [n], whatever tokenizer and template it went through."""
+        digests: NDArray[np.void] = digests_in(datasets.Dataset.from_file(str(self._file)).data)[self._index]
+        return digests
 
     def longest_and_largest(self) -> tuple[int, int]:
         """Return the tokens of the longest sequence that any pairing can make, and the largest id in use."""

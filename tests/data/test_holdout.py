@@ -139,7 +139,7 @@ def test_a_fraction_that_leaves_a_side_empty_is_one_sentence(prompts, fraction, 
 @pytest.fixture
 def split():
     held_out = side(rows(20), False)
-    prompts = [digest.hex() for digest in held_out.prompt_digests()]
+    prompts = [digest.tobytes().hex() for digest in held_out.prompt_digests()]
     return SplitFile(SEED, FRACTION, ["rows.jsonl"], "train", None, None, 100, "error", held_out.rows.tolist(), prompts)
 
 
