@@ -41,11 +41,10 @@ def is_check(config: RunConfig, options: RunOptions, models: Models, tokenizer: 
     if not (options.check or options.preview):
         return False
     if os.environ.get("RANK", "0") == "0":
-        sets = check_training(config, models, tokenizer) if trains else []
-        evaluated = check_evaluation(config, models, tokenizer)
-        sets += evaluated.values()
+        rows = check_training(config, models, tokenizer) if trains else None
+        evaluated = check_evaluation(config, models, tokenizer, rows)
+        sets = [*([rows] if rows is not None else []), *evaluated.values()]
         if trains:
-            warn_of_shared_prompts(sets[0], evaluated)
             choose_prompts(config, tokenizer, evaluated)
             check_push(config.output, makes=False)
         if options.preview:
@@ -55,13 +54,13 @@ def is_check(config: RunConfig, options: RunOptions, models: Models, tokenizer: 
     return True
 
 
-def check_training(config: RunConfig, models: Models, tokenizer: Any) -> list[Any]:
+def check_training(config: RunConfig, models: Models, tokenizer: Any) -> UnpairedPreferenceDataset:
     """Read the rows to train on, and say what there is to say of them, the models and the run."""
     log.info("models: %s", describe_models(config, models))
     if trains_adapter(config):
         on = describe_adapter(models.policy, config.lora, config.model.trust_remote_code)
         log.info("the adapter is on %s", on)
-    return [checked_rows(config, models, tokenizer, say_outlook)]
+    return checked_rows(config, models, tokenizer, say_outlook)
 
 
 def checked_rows(
@@ -79,11 +78,18 @@ def checked_rows(
     return rows
 
 
-def check_evaluation(config: RunConfig, models: Models, tokenizer: Any) -> dict[str, UnpairedPreferenceDataset]:
-    """Read the sets to evaluate on, by name, and say what there is to say of them."""
+def check_evaluation(
+    config: RunConfig, models: Models, tokenizer: Any, rows: UnpairedPreferenceDataset | None
+) -> dict[str, UnpairedPreferenceDataset]:
+    """Read the sets to evaluate on, by name, and say what there is to say of them.
+
+    Args:
+        rows: those to train on, if there are any.
+    """
     sets = evaluation_sets(config, tokenizer)
     check_has_metric(config.checkpoint.keep_best, sets)
     check_sets(config, models, list(sets.values()))
+    warn_of_shared_prompts(rows, sets)
     return sets
 
 

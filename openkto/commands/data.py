@@ -90,8 +90,12 @@ def _warn_of_pairs(rows: UnpairedPreferenceDataset, what: str) -> None:
         log.warning("warning: %s Add more varied rows to it.", own_pairs(count, len(rows), what, "it"))
 
 
-def warn_of_shared_prompts(rows: UnpairedPreferenceDataset, eval_rows: dict[str, UnpairedPreferenceDataset]) -> None:
+def warn_of_shared_prompts(
+    rows: UnpairedPreferenceDataset | None, eval_rows: dict[str, UnpairedPreferenceDataset]
+) -> None:
     """Warn of evaluation sets whose prompts are trained on, in whatever files they stand."""
+    if rows is None or not eval_rows:
+        return
     trained = halves(rows.prompt_digests())
     for name, held in eval_rows.items():
         count = int(np.isin(halves(held.prompt_digests()), trained).sum())
@@ -218,8 +222,7 @@ def read_evaluation_sets(
     check_same_rows(strategy, rows, eval_rows)
     sets = [*([rows] if rows is not None else []), *eval_rows.values()]
     on_some_ranks(strategy, lambda: check_sets(config, models, sets), is_mine=True)
-    if rows is not None:
-        warn_of_shared_prompts(rows, eval_rows)
+    warn_of_shared_prompts(rows, eval_rows)
     return eval_rows
 
 

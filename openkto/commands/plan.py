@@ -291,7 +291,7 @@ def _checked_rows(config: RunConfig) -> "UnpairedPreferenceDataset":
     models = model_names(config)
     tokenizer = check_models(config, models)
     rows = checked_rows(config, models, tokenizer, warn_of_outlook)
-    check_evaluation(config, models, tokenizer)
+    check_evaluation(config, models, tokenizer, rows)
     return rows
 
 

@@ -86,6 +86,9 @@ def test_a_plan_warns_of_what_the_run_would_warn_of(words, capsys, caplog, tmp_p
     assert set(expected) < set(said)
     assert any("is outside [1, 4/3]" in line for line in said)
     assert any(line.startswith("z_ref of the evaluation set held is a mean over 4") for line in said)
+    assert any(
+        line.startswith("the evaluation set held: 4 of its 4 rows have a prompt that is trained on") for line in said
+    )
 
 
 def test_a_plan_refuses_what_the_run_would_refuse(words, tmp_path):
