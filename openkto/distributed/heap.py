@@ -1,7 +1,7 @@
 """Keeps the C heap, which holds CPU tensors, from growing by its holes.
 
 glibc keeps what was freed, except at the heap's end, and most of it serves the next micro-batch. Pages that go back to
-the system are cleared before they return, which takes a tenth of a step if all go after each micro-batch. But each
+the system are cleared before they return, which takes its time if all go after each micro-batch. But each
 micro-batch has another number of tokens, so its blocks do not always fit where the last one's were, and holes add up.
 So free pages go back once they are more than a part of what a step has in use.
 
