@@ -80,13 +80,14 @@ def plan_shared(
     if not len(lengths_P):
         return PairPlan([], lengths_P, lengths_P)
     cost_P = row_costs(lengths_P, attention_length)
+    uncounted_P = np.zeros_like(prompt_P) if with_gradient else prompt_P  # by the limit, where another pair's serves
     found = []
     for most in COMPLETIONS:
         limits = min(most, max_rows or most), max_tokens or math.inf
-        units = _units(lengths_P, prompt_P, key_P, *limits, with_gradient=with_gradient)
+        units = _units(lengths_P, prompt_P, uncounted_P, key_P, *limits)
         reused_P = _reused(units, prompt_P)
         run_P, left_P = lengths_P - reused_P, cost_P - row_costs(reused_P, attention_length)
-        limited_P = lengths_P if with_gradient else run_P
+        limited_P = lengths_P - _reused(units, uncounted_P)
         rows_U = np.array([len(unit) for unit in units], dtype=np.int64)
         starts_U, order_P = rows_U.cumsum() - rows_U, _pairs_of(units, np.arange(len(units)))
         tokens_U, cost_U = (np.add.reduceat(size_P[order_P], starts_U) for size_P in (limited_P, left_P))
@@ -136,14 +137,15 @@ def slots(planned: PairPlan, layout: Layout) -> int:
 
 
 def _units(
-    lengths_P: IntArray, prompt_P: IntArray, key_P: IntArray, most: int, max_tokens: float, *, with_gradient: bool
+    lengths_P: IntArray, prompt_P: IntArray, uncounted_P: IntArray, key_P: IntArray, most: int, max_tokens: float
 ) -> list[IntArray]:
     """Return the pairs by unit: of one prompt, up to `most` of them and `max_tokens`; see `plan_shared`."""
     units: list[list[int]] = []
     newest: dict[int, tuple[list[int], int]] = {}  # by key: a prompt's unit, and its tokens
-    for p, (length, prompt, key) in enumerate(zip(lengths_P.tolist(), prompt_P.tolist(), key_P.tolist(), strict=True)):
+    pairs = zip(*(size_P.tolist() for size_P in (lengths_P, prompt_P, uncounted_P, key_P)), strict=True)
+    for p, (length, prompt, uncounted, key) in enumerate(pairs):
         unit, tokens = newest.get(key, ([], 0))
-        tokens += length if with_gradient else length - prompt
+        tokens += length - uncounted
         if unit and prompt and len(unit) < most and tokens <= max_tokens:
             unit.append(p)
             newest[key] = unit, tokens

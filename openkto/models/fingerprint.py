@@ -53,18 +53,17 @@ def fetch(names: list[str]) -> None:
     """
     for name in names:
         if Path(name).is_dir():
-            check_weights(name)
+            _check_weights(name)
         else:
             _fetch(name)
 
 
-def check_weights(name: str) -> None:
-    """Raise ConfigError for a model's or an adapter's folder without weights; of the Hub's models nothing is known."""
-    folder = Path(name)
-    if folder.is_dir() and not any(True for pattern in WEIGHT_FILES for _ in folder.glob(pattern)):
+def _check_weights(folder: str) -> None:
+    """Raise ConfigError for a model's or an adapter's folder without weights."""
+    if not any(True for pattern in WEIGHT_FILES for _ in Path(folder).glob(pattern)):
         raise ConfigError(
-            f"{name}: must hold the model's weights; got no .safetensors and no .bin file there. Copy or download the "
-            "whole model."
+            f"{folder}: must hold the model's weights; got no .safetensors and no .bin file there. Copy or download "
+            "the whole model."
         )
 
 

@@ -155,15 +155,19 @@ def _overfitting(run: RunRecord) -> list[Finding]:
     return found
 
 
+def _lines_with_kl(run: RunRecord) -> list[Line]:
+    return [line for line in run.train if "kl" in line]
+
+
 def _last_kl(run: RunRecord) -> float:
     """Return z_ref's mean over the last tenth of the lines that have it; 0 where none has."""
-    having = [line for line in run.train if "kl" in line]
+    having = _lines_with_kl(run)
     return mean_over(having[-max(1, len(having) // 10) :], "kl") or 0.0
 
 
 def _kl(run: RunRecord) -> list[Finding]:
-    clamped = [line for line in run.train if line.get("kl") == 0 and line.get("kl_unclamped", 0) < 0]
-    having = [line for line in run.train if "kl" in line]
+    having = _lines_with_kl(run)
+    clamped = [line for line in having if line["kl"] == 0 and line.get("kl_unclamped", 0) < 0]
     last = _last_kl(run)
     if last > MUCH_KL:
         text = (

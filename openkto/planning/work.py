@@ -63,8 +63,15 @@ class PairSizes(NamedTuple):
 
     def forward(self, work: ForwardWork) -> float:
         """Return the FLOPs of a forward on all of them."""
+        return work.forward(*self._for_work())
+
+    def training(self, work: ForwardWork) -> float:
+        """Return the FLOPs of a forward on all of them and its backward."""
+        return work.training(*self._for_work())
+
+    def _for_work(self) -> tuple[torch.Tensor, int, torch.Tensor]:
         lengths_P, reused_P = (torch.from_numpy(n.astype(np.int64)) for n in (self.lengths_P, self.reused_P))
-        return work.forward(lengths_P, int(self.scored_P.sum()), reused_P)
+        return lengths_P, int(self.scored_P.sum()), reused_P
 
 
 @dataclass
@@ -165,16 +172,14 @@ def _step(loader: KTODataLoader, batch: BatchPlan, policy: ForwardWork, referenc
         of_reference.append(pairs._replace(reused_P=0 * pairs.reused_P) if batch.reuses_prompts else pairs)
     if batch.shared is not None:
         of_reference = [_sizes(loader, np.concatenate([batch.own_N2, batch.pairs_P2]), batch.shared)]
-    scored = int(matched.scored_P.sum())
-    lengths, reused = (torch.from_numpy(n.astype(np.int64)) for n in (matched.lengths_P, matched.reused_P))
     costs_N, reused_N = (row_costs(n, loader.layout.attention_length) for n in (matched.lengths_P, matched.reused_P))
     costs_N -= reused_N
     return {
-        "rows": len(lengths),
-        "tokens": float(lengths.sum()),
-        "training": policy.training(lengths, scored, reused),
-        "head_again": policy.head_again(scored),
-        "layers_again": policy.forward(lengths, 0, reused),
+        "rows": len(matched.lengths_P),
+        "tokens": float(matched.lengths_P.sum()),
+        "training": matched.training(policy),
+        "head_again": policy.head_again(int(matched.scored_P.sum())),
+        "layers_again": matched._replace(scored_P=0 * matched.scored_P).forward(policy),
         "mismatched": mismatched,
         "reference": sum(part.forward(reference) for part in of_reference),
         "waiting": plan_cost(batch.matched.plan, costs_N) * loader.world_size / float(costs_N.sum()),

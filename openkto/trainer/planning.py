@@ -74,10 +74,11 @@ def plan_for(
 
 
 def pairs_run_together(share_prompts: str, precision: str) -> bool:
-    """Return whether a reference runs matched and mismatched pairs together in a training step, if it shares prompts.
+    """Return whether log-ratios may come from two layouts in training: a step's, and another one of the reference's.
 
-    In half precision the round-off of another layout would show in log-ratios that are exactly 0 before the first
-    update, so there `auto` leaves the reference the policy's micro-batches.
+    Then a reference in the loop runs matched and mismatched pairs together, if it shares prompts. In half precision the
+    round-off of another layout would show in log-ratios that are exactly 0 before the first update, so there `auto`
+    leaves the reference the policy's micro-batches.
     """
     return precision == "fp32" or share_prompts == "on"
 
